@@ -15,8 +15,8 @@ Adjusted logits `l`, in fp32, every operation rounded on its own (no fused multi
 3. repetition penalty r, for each id of prompt or output, once: l > 0 ? l / r : l * r;
 4. for each id of the output: l -= presence + frequency * count.
 
-Choice. Temperature 0: the largest l, ties to the lowest id. Else in fp64, where candidates are *sorted* by l descending,
-then id ascending, and every sum runs sequentially in candidate order:
+Choice. Temperature 0: the largest l, ties to the lowest id. Else in fp64, where *sorted* means by l descending, then id
+ascending, and every sum runs sequentially in candidate order:
 
 5. z = l / temperature; w = exp(z - max z), so that the best candidate has w = 1;
 6. min_p > 0 keeps w >= min_p; top_k > 0 keeps the first top_k of the sorted candidates;
