@@ -81,6 +81,7 @@ def make_gguf(hf_directory: Path, path: Path, quantization: str = "F32") -> Path
         tensors |= load_file(file)
     writer = gguf.GGUFWriter(path, config["model_type"])
     _add_metadata(writer, config)
+    writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if quantization == 'F32' else 'MOSTLY'}_{quantization}"])
     _add_tokenizer(writer, hf_directory)
     for name, tensor in tensors.items():
         values = tensor.float().numpy()

@@ -27,11 +27,13 @@ def inverse_frequencies(spec: ModelSpec) -> NDArray[np.float64]:
 
 
 def _scaled(frequencies: NDArray[np.float64], scaling: RopeScaling) -> NDArray[np.float64]:
+    if scaling.kind == "factors":
+        return frequencies / np.array(scaling.factors)
     stretched = frequencies / scaling.factor
     if scaling.kind == "linear":
         return stretched
     if scaling.kind != "llama3":
-        raise ConfigError(f"rope scaling {scaling.kind!r} cannot be served", hint="served: linear, llama3")
+        raise ConfigError(f"rope scaling {scaling.kind!r} cannot be served", hint="served: linear, llama3, factors")
     # Llama 3.1: a pair that turns often within the original context keeps its frequency, one that turns seldom is
     # stretched, and between the two thresholds (in turns) the frequency is interpolated.
     turns = scaling.original_context_len * frequencies / (2 * math.pi)
