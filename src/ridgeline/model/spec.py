@@ -6,18 +6,28 @@ A spec describes; whether this program can run it is `program.supports(spec)`. `
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from ridgeline.config import nearest
+from ridgeline.errors import ConfigError
+from ridgeline.model.fields import Fields, short
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched: `linear` divides them all, `llama3` only the slow ones."""
+    """How rotary frequencies are stretched: `linear` divides them all by `factor`, `llama3` only the slow ones.
 
-    kind: str  # linear | llama3
+    `factors` divides frequency i by `factors[i]`: GGUF files hold llama3's stretching as such a table.
+    """
+
+    kind: str  # linear | llama3 | factors
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context_len: int = 8192
+    factors: tuple[float, ...] = ()  # [head_dim / 2]
 
 
 @dataclass(frozen=True)
@@ -57,3 +67,223 @@ class ModelSpec:
         layer = attention + mlp + 2 * self.hidden_size
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         return self.num_layers * layer + self.hidden_size + embeddings
+
+
+# The class names what a checkpoint computes; the flags are the optional biases that the class knows.
+_FAMILIES = {
+    "llama": ("LlamaForCausalLM", ("attention_bias", "mlp_bias")),
+    "mistral": ("MistralForCausalLM", ()),
+    "qwen2": ("Qwen2ForCausalLM", ()),
+    "qwen3": ("Qwen3ForCausalLM", ("attention_bias",)),
+}
+_GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral files call themselves llama
+_DEFAULT_ROPE_THETA = 10_000.0  # all families and llama.cpp, when a file does not say
+_MISTRAL_WINDOW = 4096  # MistralConfig's value for files without the key; null means none
+
+# Features that some checkpoints of these architectures switch on and the program does not compute.
+_UNSUPPORTED_CONFIG = (
+    "quantization_config", "num_experts", "num_local_experts", "n_routed_experts", "no_rope_layers",
+    "attn_logit_softcapping", "final_logit_softcapping", "logits_scaling", "embedding_multiplier",
+)  # fmt: skip
+_UNSUPPORTED_GGUF = (
+    "expert_count", "attention.sliding_window", "attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale",
+    "embedding_scale", "residual_scale", "logit_scale", "rope.scale_linear",
+)  # fmt: skip
+
+_STORED_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_GGUF_FILE_TYPES = {
+    0: "fp32", 1: "fp16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
+    12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 32: "bf16",
+}  # fmt: skip
+
+
+def from_config(
+    config: Mapping[str, Any], *, source: str, generation_config: Mapping[str, Any] | None = None
+) -> ModelSpec:
+    """The spec of a Hugging Face `config.json`; `source` names the file in errors.
+
+    Raises ConfigError for an unknown architecture, a missing or impossible value, and for every feature that the
+    program does not compute.
+    """
+    fields = Fields(config, source)
+    architecture = _architecture(fields)
+    fields.refuse(_UNSUPPORTED_CONFIG)
+    if fields.get("hidden_act") not in (None, "silu", "swish"):
+        raise fields.error("hidden_act", f"is {fields.get('hidden_act')!r}: only silu is supported")
+    hidden_size, num_layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
+    num_heads = fields.count("num_attention_heads")
+    if architecture == "qwen3" and fields.get("head_dim") is None:
+        raise fields.error("head_dim", "is missing")
+    theta, scaling = _rope(fields)
+    attention_bias = fields.flag("attention_bias")
+    return ModelSpec(
+        architecture=architecture,
+        vocab_size=fields.count("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=fields.count("num_key_value_heads", num_heads if architecture == "llama" else None),
+        head_dim=fields.head_dim("head_dim", hidden_size, num_heads),
+        intermediate_size=fields.count("intermediate_size"),
+        max_context_len=fields.count("max_position_embeddings"),
+        norm_eps=fields.number("rms_norm_eps"),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tie_embeddings=fields.flag("tie_word_embeddings"),
+        qkv_bias=architecture == "qwen2" or attention_bias,
+        o_bias=attention_bias,
+        mlp_bias=fields.flag("mlp_bias"),
+        qk_norm=architecture == "qwen3",
+        windows=_windows(fields, architecture, num_layers),
+        stored_dtype=_stored_dtype(fields),
+        bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
+        eos_token_ids=_eos(fields, generation_config),
+    )
+
+
+def _architecture(fields: Fields) -> str:
+    """The family, from `model_type`; `architectures` must name the causal language model of that family."""
+    name = fields.get("model_type")
+    if name not in _FAMILIES:
+        raise fields.error("model_type", f"is {name!r}: unknown architecture", nearest(str(name), list(_FAMILIES)))
+    model_class, bias_flags = _FAMILIES[name]
+    classes = fields.get("architectures") or [model_class]
+    if model_class not in classes:
+        raise fields.error("architectures", f"is {classes}: a {name} model must be {model_class}")
+    fields.refuse([flag for flag in ("attention_bias", "mlp_bias") if flag not in bias_flags])
+    return str(name)
+
+
+def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
+    """Base and scaling, from `rope_theta` and `rope_scaling`, or `rope_parameters` (since transformers 5) for both."""
+    key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
+    rope = Fields(fields.get(key) or {}, f"{fields.source}: {key}")
+    known = ("rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
+             "original_max_position_embeddings", "partial_rotary_factor")  # fmt: skip
+    for name in rope.values:
+        if name not in known:
+            raise rope.error(name, "is not supported", nearest(name, list(known)))
+    theta = rope.number("rope_theta", fields.number("rope_theta", _DEFAULT_ROPE_THETA))
+    for holder in (fields, rope):
+        if holder.number("partial_rotary_factor", 1.0) != 1.0:
+            raise holder.error("partial_rotary_factor", "other than 1 is not supported")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return theta, None
+    if kind == "linear":
+        return theta, RopeScaling("linear", rope.number("factor"))
+    if kind != "llama3":
+        raise rope.error("rope_type", f"is {kind!r}: not supported", "supported: default, linear, llama3")
+    return theta, RopeScaling(
+        "llama3",
+        rope.number("factor"),
+        rope.number("low_freq_factor"),
+        rope.number("high_freq_factor"),
+        rope.count("original_max_position_embeddings"),
+    )
+
+
+def _windows(fields: Fields, architecture: str, num_layers: int) -> tuple[int | None, ...]:
+    """Sliding window of each layer: in Mistral of all layers; in Qwen, when switched on, as `layer_types` says, else
+    from layer `max_window_layers` on."""
+    window, first = None, 0
+    if architecture == "mistral":
+        if fields.values.get("sliding_window", _MISTRAL_WINDOW) is not None:
+            window = fields.count("sliding_window", _MISTRAL_WINDOW)
+    elif architecture == "llama":
+        fields.refuse(["sliding_window"])
+    elif fields.flag("use_sliding_window") and fields.get("sliding_window") is not None:
+        window = fields.count("sliding_window")
+        first = fields.count("max_window_layers", num_layers if fields.get("layer_types") else None, minimum=0)
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        return tuple(window if i >= first else None for i in range(num_layers))
+    known = {"full_attention": None, "sliding_attention": window}
+    if len(kinds) != num_layers or any(kind not in known for kind in kinds):
+        raise fields.error("layer_types", f"must be {num_layers} of {', '.join(known)}, not {short(kinds)}")
+    if "sliding_attention" in kinds and window is None:
+        raise fields.error("layer_types", "names sliding_attention, but the sliding window is off")
+    return tuple(known[kind] for kind in kinds)
+
+
+def _stored_dtype(fields: Fields) -> str:
+    """bf16 when the config does not say; the weights themselves decide what is read."""
+    name = str(fields.get("dtype") or fields.get("torch_dtype") or "bfloat16")
+    if name not in _STORED_DTYPES:
+        raise fields.error("torch_dtype", f"is {name!r}: not supported", "supported: " + ", ".join(_STORED_DTYPES))
+    return _STORED_DTYPES[name]
+
+
+def _eos(fields: Fields, generation_config: Mapping[str, Any] | None) -> tuple[int, ...]:
+    generation = Fields(generation_config or {}, f"{fields.source}: generation_config")
+    return tuple(dict.fromkeys(fields.token_ids("eos_token_id") + generation.token_ids("eos_token_id")))
+
+
+def from_gguf(
+    metadata: Mapping[str, Any],
+    tensor_names: Collection[str],
+    *,
+    source: str,
+    rope_factors: Sequence[float] | None = None,
+) -> ModelSpec:
+    """The spec of a GGUF file. `rope_factors` are the values of its tensor `rope_freqs.weight`, where it has one.
+
+    Raises ConfigError as `from_config` does.
+    """
+    architecture = metadata.get("general.architecture")
+    if architecture not in _GGUF_ARCHITECTURES:
+        hint = nearest(str(architecture), list(_GGUF_ARCHITECTURES))
+        raise ConfigError(f"{source}: general.architecture is {architecture!r}: unknown architecture", hint=hint)
+    fields = Fields(metadata, source, f"{architecture}.")
+    fields.refuse(_UNSUPPORTED_GGUF)
+    general = Fields(metadata, source)
+    if general.count("split.count", 1) > 1:
+        raise general.error(
+            "split.count", f"is {metadata['split.count']}: this is one part of a split file", "merge it"
+        )
+    hidden_size, num_layers = fields.count("embedding_length"), fields.count("block_count")
+    num_heads = fields.count("attention.head_count")
+    head_dim = fields.head_dim("attention.key_length", hidden_size, num_heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if fields.count(key, head_dim) != head_dim:
+            raise fields.error(key, f"is {fields.get(key)}, the key length is {head_dim}: they must be equal")
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    return ModelSpec(
+        architecture=str(architecture),
+        vocab_size=fields.count("vocab_size", len(tokens) if tokens else None),
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=fields.count("attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        intermediate_size=fields.count("feed_forward_length"),
+        max_context_len=fields.count("context_length"),
+        norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+        rope_theta=fields.number("rope.freq_base", _DEFAULT_ROPE_THETA),
+        rope_scaling=_gguf_rope_scaling(fields, "rope_freqs.weight" in tensor_names, rope_factors, head_dim),
+        tie_embeddings="output.weight" not in tensor_names,
+        qkv_bias=architecture == "qwen2" or "blk.0.attn_q.bias" in tensor_names,
+        o_bias="blk.0.attn_output.bias" in tensor_names,
+        mlp_bias="blk.0.ffn_down.bias" in tensor_names,
+        qk_norm=architecture == "qwen3",
+        windows=(None,) * num_layers,
+        stored_dtype=_GGUF_FILE_TYPES.get(metadata.get("general.file_type", -1), "unknown"),
+        bos_token_id=next(iter(general.token_ids("tokenizer.ggml.bos_token_id")), None),
+        eos_token_ids=general.token_ids(*(f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))),
+    )
+
+
+def _gguf_rope_scaling(
+    fields: Fields, has_factors: bool, factors: Sequence[float] | None, head_dim: int
+) -> RopeScaling | None:
+    kind = fields.get("rope.scaling.type") or "none"
+    if kind not in ("none", "linear"):
+        raise fields.error("rope.scaling.type", f"is {kind!r}: not supported", "supported: none, linear")
+    if not has_factors:
+        return RopeScaling("linear", fields.number("rope.scaling.factor")) if kind == "linear" else None
+    if kind == "linear":
+        raise fields.error("rope.scaling.type", "is linear, and the file holds rope_freqs.weight too")
+    if factors is None or len(factors) != head_dim // 2:
+        found = "missing" if factors is None else f"{len(factors)} values"
+        raise ConfigError(f"{fields.source}: rope_freqs.weight: {found}, head size {head_dim} needs {head_dim // 2}")
+    return RopeScaling("factors", max(factors), factors=tuple(factors))

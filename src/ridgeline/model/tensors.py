@@ -28,11 +28,11 @@ class StoredTensor:
     data: NDArray[np.uint8]
 
 
-def map_file(path: Path) -> NDArray[np.uint8]:
-    """The whole file as read-only bytes, uint8 [bytes], read from disk on first touch."""
+def map_file(path: Path) -> mmap.mmap:
+    """The whole file, read-only, read from disk on first touch."""
     try:
         with path.open("rb") as file:
-            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
         reason = error.strerror if isinstance(error, OSError) else "the file is empty"
         raise CheckpointError(f"{path}: cannot be read: {reason}") from error
@@ -52,7 +52,7 @@ def stored_bytes(type_name: str, shape: tuple[int, ...]) -> int | None:
 
 
 def slice_tensor(
-    path: Path, name: str, type_name: str, shape: tuple[int, ...], file: NDArray[np.uint8], start: int
+    path: Path, name: str, type_name: str, shape: tuple[int, ...], file: mmap.mmap, start: int
 ) -> StoredTensor:
     """The tensor whose bytes begin at `start` of the mapped file. CheckpointError when they are not all there."""
     try:
@@ -65,4 +65,4 @@ def slice_tensor(
             f"{path}: truncated: tensor {name!r} ends at byte {end:,}, the file has {len(file):,}",
             hint="fetch the file again",
         )
-    return StoredTensor(path, name, type_name, shape, file[start:end])
+    return StoredTensor(path, name, type_name, shape, np.frombuffer(file, np.uint8)[start:end])

