@@ -1,0 +1,191 @@
+"""The application: routes, middleware, and the model's loading and unloading around them.
+
+The model loads on its own thread while `/health` already answers 503, so that whoever starts the server can watch it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.middleware.cors import CORSMiddleware
+
+from ridgeline.engine.loop import Engine
+from ridgeline.errors import RequestError
+from ridgeline.model.runtime import ModelRuntime
+from ridgeline.server import errors
+from ridgeline.server.auth import BearerAuth
+from ridgeline.server.bridge import Bridge
+from ridgeline.server.errors import json_response, renamed
+from ridgeline.server.jobs import Envelope, Job, Prepare, prepare_chat, prepare_completion
+from ridgeline.server.replies import EventStream, whole_reply
+from ridgeline.server.state import Served, ServerState
+from ridgeline.server.tokens import detokenize, tokenize
+from ridgeline.server.transport import CLIENT_CLOSED_REQUEST, ClientGone, RequestId, read_body, unless_client_leaves
+
+SWITCH_INTERVAL_S = 2e-4  # the engine's thread and the loop's hand the GIL over sooner than Python's 5 ms
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """The server as an ASGI application. Its lifespan loads the model by `state.load` and shuts the engine down."""
+    app = FastAPI(title="Ridgeline", lifespan=_lifespan, openapi_url=None, redirect_slashes=False)
+    app.state.server = state
+    errors.install(app)
+    _add_generation_routes(app, state)
+    _add_information_routes(app, state)
+    if state.config.api_keys:
+        app.add_middleware(BearerAuth, api_keys=state.config.api_keys)
+    if state.config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(state.config.cors_origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    app.add_middleware(RequestId)  # the last one added is the outermost
+    return app
+
+
+def _add_generation_routes(app: FastAPI, state: ServerState) -> None:
+    async def generate(request: Request, prepare: Prepare) -> Response:
+        arrived_at = time.monotonic()
+        state.require()
+        body = await read_body(request, state.config.max_body_bytes)
+        envelope = Envelope(request.state.request_id, arrived_at, body)
+        job = await asyncio.to_thread(prepare, state, envelope)
+        return await _answer(request, job)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return await generate(request, prepare_chat)
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await generate(request, prepare_completion)
+
+    async def off_loop(request: Request, work: Callable[[ServerState, bytes], dict[str, Any]]) -> Response:
+        state.require()
+        body = await read_body(request, state.config.max_body_bytes)
+        return json_response(await asyncio.to_thread(work, state, body))
+
+    @app.post("/tokenize")
+    async def post_tokenize(request: Request) -> Response:
+        return await off_loop(request, tokenize)
+
+    @app.post("/detokenize")
+    async def post_detokenize(request: Request) -> Response:
+        return await off_loop(request, detokenize)
+
+
+async def _answer(request: Request, job: Job) -> Response:
+    try:
+        generation = job.served.bridge.submit(job.work)
+    except RequestError as error:
+        raise renamed(error, job.api_names) from None
+    if job.stream:
+        return EventStream(job, generation)
+    try:
+        return await unless_client_leaves(request.receive, whole_reply(job, generation))
+    except ClientGone:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    finally:
+        generation.close()
+
+
+def _add_information_routes(app: FastAPI, state: ServerState) -> None:
+    @app.get("/v1/models")
+    async def models() -> Response:
+        served = state.require()
+        return json_response({"object": "list", "data": [_model_card(state, served, name) for name in served.names]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        return json_response(_model_card(state, state.require_model(name), name))
+
+    @app.get("/health")
+    async def health() -> Response:
+        status, body = _health(state)
+        return json_response(body, status=status)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(state.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _model_card(state: ServerState, served: Served, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.started_at,
+        "owned_by": "ridgeline",
+        "root": served.runtime.name,
+        "max_model_len": served.runtime.context_len,
+    }
+
+
+def _health(state: ServerState) -> tuple[int, dict[str, Any]]:
+    """200 when a request would be served; else 503 and the reason."""
+    if state.is_shutting_down:
+        return 503, {"status": "shutting_down"}
+    if state.served is None:
+        return 503, {"status": "loading"}
+    stats = state.served.engine.stats()
+    figures = {
+        "model": state.served.names[0],
+        "running": stats.num_running,
+        "waiting": stats.num_waiting,
+        "free_pages": stats.num_pages_free,
+        "total_pages": stats.num_pages,
+    }
+    if state.served.engine.is_stuck():
+        return 503, {"status": "stuck", "reason": "work waits and no step advances", **figures}
+    return 200, {"status": "ok", **figures}
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    state: ServerState = app.state.server
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _start_loading(state)
+    yield
+    state.is_shutting_down = True
+    if state.served is not None:
+        await asyncio.to_thread(state.served.engine.shutdown, 0.0)
+        state.served.runtime.close()
+
+
+def _start_loading(state: ServerState) -> None:
+    """Loads on a daemon thread: a signal during a long load must end the process, not wait for the load."""
+    loop = asyncio.get_running_loop()
+
+    def report(loaded: tuple[ModelRuntime, Engine] | BaseException) -> None:
+        if isinstance(loaded, BaseException):
+            state.load_error = loaded
+        else:
+            _put_in_service(state, *loaded)
+        state.on_loaded(state)
+
+    def load() -> None:
+        try:
+            loaded: tuple[ModelRuntime, Engine] | BaseException = state.load()
+        except BaseException as error:  # whatever it is, the thread that serves has to know
+            loaded = error
+        loop.call_soon_threadsafe(report, loaded)
+
+    threading.Thread(target=load, name="load-model", daemon=True).start()
+
+
+def _put_in_service(state: ServerState, runtime: ModelRuntime, engine: Engine) -> None:
+    names = tuple(dict.fromkeys((*state.config.served_model_names, runtime.name)))
+    bridge = Bridge(
+        engine,
+        timeout_s=state.config.request_timeout_s,
+        on_finish=lambda generation, delta: state.metrics.observe(names[0], generation.prepare_s, delta),
+    )
+    state.metrics.watch(names[0], engine.stats)
+    engine.start()
+    state.served = Served(runtime, engine, bridge, names)

@@ -1,0 +1,115 @@
+"""How a choice's deltas look in the API: chat and completions, whole and piece by piece.
+
+A whole choice is its deltas merged into one, so both ways show the same text, log-probabilities and reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from msgspec import UNSET
+
+from ridgeline.engine.request import Delta, TokenLogprob
+from ridgeline.model.tokenizer import Tokenizer
+from ridgeline.server.logprobs import LegacyLogprobs, chat_logprobs
+from ridgeline.server.shapes import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatLogprobs,
+    Choice,
+    CompletionChoice,
+    Message,
+    MessageDelta,
+)
+
+
+def merged(deltas: Iterable[Delta]) -> Delta:
+    """All deltas of a choice as one."""
+    deltas = list(deltas)
+    last = deltas[-1]
+    return Delta(
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
+        prompt_logprobs=deltas[0].prompt_logprobs,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        metrics=last.metrics,
+    )
+
+
+class Format(Protocol):
+    """One per API request: it may remember which choices have begun."""
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+
+    def whole(self, index: int, delta: Delta) -> Choice: ...
+
+    def pieces(self, index: int, delta: Delta) -> list[Choice]:
+        """What to stream for `delta`: nothing when it brings nothing that a client can see."""
+        ...
+
+
+class ChatFormat:
+    id_prefix = "chatcmpl-"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
+        self._tokenizer = tokenizer
+        self._with_logprobs = with_logprobs
+        self._begun: set[int] = set()
+
+    def whole(self, index: int, delta: Delta) -> Choice:
+        message = Message("assistant", delta.text)
+        logprobs = self._logprobs(delta.logprobs)
+        return ChatChoice(index, message, logprobs, delta.finish_reason, delta.stop_reason)
+
+    def pieces(self, index: int, delta: Delta) -> list[Choice]:
+        choices: list[Choice] = []
+        is_first = index not in self._begun
+        self._begun.add(index)
+        if is_first or delta.text or (self._with_logprobs and delta.logprobs):
+            message = MessageDelta("assistant" if is_first else UNSET, delta.text)
+            choices.append(ChatChunkChoice(index, message, self._logprobs(delta.logprobs)))
+        if delta.finish_reason is not None:
+            reason, stop = delta.finish_reason, delta.stop_reason
+            choices.append(ChatChunkChoice(index, MessageDelta(), None, reason, stop))
+        return choices
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:
+        return chat_logprobs(tokens, self._tokenizer) if self._with_logprobs else None
+
+
+class CompletionFormat:
+    """`echoes` holds the text of each prompt when it is to be repeated before the completion."""
+
+    id_prefix = "cmpl-"
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, tokenizer: Tokenizer, n: int, echoes: list[str] | None, *, with_logprobs: bool) -> None:
+        self._tokenizer = tokenizer
+        self._n = n
+        self._echoes = echoes
+        self._with_logprobs = with_logprobs
+        self._begun: dict[int, LegacyLogprobs] = {}
+
+    def whole(self, index: int, delta: Delta) -> Choice:
+        return self.pieces(index, delta)[0]
+
+    def pieces(self, index: int, delta: Delta) -> list[Choice]:
+        text, tokens = delta.text, delta.logprobs
+        if index not in self._begun:
+            self._begun[index] = LegacyLogprobs(self._tokenizer)
+            if self._echoes is not None:
+                text = self._echoes[index // self._n] + text
+                tokens = (*(delta.prompt_logprobs or ()), *tokens)
+        logprobs = self._begun[index].piece(tokens) if self._with_logprobs else None
+        if not text and not (logprobs and logprobs.tokens) and delta.finish_reason is None:
+            return []
+        stop = delta.stop_reason if delta.finish_reason else UNSET
+        return [CompletionChoice(index, text, logprobs, delta.finish_reason, stop)]

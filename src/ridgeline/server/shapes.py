@@ -1,0 +1,128 @@
+"""OpenAI's response shapes as msgspec structs: declared once, encoded fast.
+
+`Reply` serves chat and completions, whole and streamed; they differ in `object` and in the kind of choice. A field
+that is UNSET does not appear in the JSON; one that is None appears as null. `timings` is ours: OpenAI's clients
+ignore it.
+"""
+
+from __future__ import annotations
+
+from msgspec import UNSET, Struct, UnsetType
+
+from ridgeline.engine.request import RequestMetrics
+
+
+class PromptTokensDetails(Struct):
+    cached_tokens: int = 0
+
+
+class Usage(Struct):
+    """`prompt_tokens` counts each prompt once, whatever `n`, cached tokens included."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Timings(Struct):
+    """Seconds. prepare + queue + prefill + decode = e2e; `kv_wait_s` lies inside prefill and decode."""
+
+    prepare_s: float  # body read until submitted: template and tokenization
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    e2e_s: float
+    ttft_s: float | None
+    tpot_s: float | None
+    kv_wait_s: float
+    num_preemptions: int
+
+    @classmethod
+    def of(cls, metrics: RequestMetrics, prepare_s: float) -> Timings:
+        return cls(
+            prepare_s=prepare_s,
+            queue_s=metrics.queue_s,
+            prefill_s=metrics.prefill_s,
+            decode_s=metrics.decode_s,
+            e2e_s=prepare_s + metrics.e2e_s,
+            ttft_s=None if metrics.ttft_s is None else prepare_s + metrics.ttft_s,
+            tpot_s=metrics.tpot_s,
+            kv_wait_s=metrics.kv_wait_s,
+            num_preemptions=metrics.num_preemptions,
+        )
+
+
+class TopToken(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenDetail(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopToken]
+
+
+class ChatLogprobs(Struct):
+    content: list[TokenDetail]
+    refusal: None = None
+
+
+class CompletionLogprobs(Struct):
+    """The legacy shape: parallel lists, one entry per token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]  # characters from the start of the choice's text
+
+
+class Message(Struct):
+    role: str
+    content: str
+    refusal: None = None
+
+
+class MessageDelta(Struct):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChoice(Struct):
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+
+
+class ChatChunkChoice(Struct):
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+
+
+class CompletionChoice(Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+
+
+Choice = ChatChoice | ChatChunkChoice | CompletionChoice
+
+
+class Reply(Struct):
+    id: str
+    object: str
+    created: int  # seconds since the epoch
+    model: str
+    choices: list[Choice]
+    usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET

@@ -1,0 +1,114 @@
+"""Between a socket and a handler: request ids, body limits, and clients that go away.
+
+A client that hangs up must cost nothing from then on. ASGI tells of it by a message on `receive`, so whatever works
+for a client runs beside a watcher of that channel and is cancelled when the message comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.errors import RequestError
+
+_T = TypeVar("_T")
+
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for an answer that nobody waits for any more
+
+
+class ClientGone(Exception):
+    """The client hung up before its answer was complete."""
+
+
+class RequestId:
+    """ASGI middleware: gives each request an id, in `scope["state"]` and in the header `x-request-id`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body; 415 unless it is declared as JSON, 413 beyond `max_bytes`."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        hint = "send the header 'Content-Type: application/json'"
+        raise RequestError(
+            f"the body's content type is {kind or 'not given'!r}", code="unsupported_media_type", status=415, hint=hint
+        )
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(int(declared), max_bytes)
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_bytes:
+            raise _too_large(len(body), max_bytes)
+    return bytes(body)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`.
+
+    Python's parser lets NaN and Infinity through on purpose: the check of the field refuses them by the field's name.
+    """
+    try:
+        value = json.loads(body)
+    except RecursionError:
+        raise RequestError("the body's JSON is nested too deeply", code="invalid_json") from None
+    except ValueError as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise RequestError(f"the body must be a JSON object, not {type(value).__name__}", code="invalid_json")
+    return value
+
+
+async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
+    """Runs `work` after the request's body was read. Cancels it and raises ClientGone when the client hangs up."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_hangs_up(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        watcher.cancel()
+        task.cancel()
+        await asyncio.gather(watcher, task, return_exceptions=True)
+
+
+async def _hangs_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_large(num_bytes: int, max_bytes: int) -> RequestError:
+    return RequestError(
+        f"the body has at least {num_bytes:,} bytes, this server takes {max_bytes:,}",
+        code="body_too_large",
+        status=413,
+        hint="send less, or raise --max-body-bytes",
+        body_bytes=num_bytes,
+        max_body_bytes=max_bytes,
+    )
