@@ -1,0 +1,207 @@
+"""A checkpoint made ready to run: everything that one served model owns.
+
+`load_runtime` goes name -> files -> spec -> program -> weights -> executor, and settles what the files leave open: the
+number format, how much memory the KV pages get, and how long a context fits in it. What it decides on its own it tells,
+in `ModelRuntime.notices`; what cannot work it refuses, with the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.config import ModelConfig, nearest
+from ridgeline.cost.cores import usable_cores
+from ridgeline.cost.memory import available_memory, kv_bytes_per_token, kv_pages, pages_needed, weight_bytes
+from ridgeline.errors import ConfigError
+from ridgeline.model.chat_template import load_chat_template
+from ridgeline.model.generation import generation_defaults
+from ridgeline.model.program import Program, build
+from ridgeline.model.resolve import ModelFiles, load_spec, resolve_model
+from ridgeline.model.spec import ModelSpec
+from ridgeline.model.tokenizer import load_tokenizer
+from ridgeline.model.weights import Weights, open_weights, random_weights
+from ridgeline.units import format_bytes
+
+if TYPE_CHECKING:
+    from ridgeline.engine.plan import Executor
+    from ridgeline.model.chat_template import ChatTemplate
+    from ridgeline.model.tokenizer import Tokenizer
+
+Progress = Callable[[str, float], None]  # a stage's name and the share of it that is done
+
+PAGE_SIZE = 16  # tokens
+KV_SHARE = 0.8  # of the memory that weights leave free: the rest is for activations, the server and the page cache
+DTYPES = {"native": ("fp32", "bf16"), "torch": ("fp32", "fp64", "bf16")}
+KV_DTYPES = ("fp32", "bf16")
+
+
+@dataclass(frozen=True)
+class ModelRuntime:
+    """`context_len` is the longest sequence, prompt and output, that one request may reach."""
+
+    name: str
+    files: ModelFiles
+    spec: ModelSpec
+    program: Program
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate | None
+    weights: Weights
+    executor: Executor
+    dtype: str
+    kv_dtype: str
+    context_len: int
+    kv_bytes_per_token: int
+    generation_defaults: dict[str, Any]  # fields of SamplingParams that the checkpoint recommends
+    notices: tuple[str, ...]  # what was decided without being asked
+
+    def close(self) -> None:
+        self.executor.close()
+        self.weights.close()
+
+
+def load_runtime(
+    model: str, config: ModelConfig, *, num_sampler_slots: int = 64, progress: Progress | None = None
+) -> ModelRuntime:
+    """Loads MODEL. `num_sampler_slots` is the number of requests that may run at once.
+
+    Raises ConfigError for a name, model or setting that cannot work, CheckpointError for a damaged file.
+    """
+    report = progress or (lambda stage, share: None)
+    report("reading the model's description", 0.0)
+    files = resolve_model(model)
+    spec = load_spec(files)
+    program = build(spec)
+    notices: list[str] = []
+    dtype = _choose_dtype(config, spec, notices)
+    kv_dtype = _choose_kv_dtype(config, dtype)
+    weights = _open(files, spec, config)
+    num_pages = _size_pages(spec, config, dtype, kv_dtype, num_sampler_slots)
+    context_len = _choose_context_len(spec, config, num_pages, notices)
+    report("loading the tokenizer", 0.1)
+    tokenizer = load_tokenizer(files)
+    chat_template = None if tokenizer is None else load_chat_template(files, tokenizer)
+    report("loading the weights", 0.2)
+    executor = _make_executor(program, weights, config, dtype, kv_dtype, num_pages, num_sampler_slots)
+    report("ready", 1.0)
+    return ModelRuntime(
+        name=files.name,
+        files=files,
+        spec=spec,
+        program=program,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        weights=weights,
+        executor=executor,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        context_len=context_len,
+        kv_bytes_per_token=kv_bytes_per_token(spec, kv_dtype),
+        generation_defaults=generation_defaults(files),
+        notices=tuple(notices),
+    )
+
+
+def _choose_dtype(config: ModelConfig, spec: ModelSpec, notices: list[str]) -> str:
+    """`auto` is what the checkpoint holds where an executor computes in it, else bf16, and then it is told."""
+    if config.executor not in DTYPES:
+        raise ConfigError(f"unknown executor {config.executor!r}", hint=nearest(config.executor, list(DTYPES)))
+    known = DTYPES[config.executor]
+    if config.dtype == "auto":
+        if spec.stored_dtype in ("fp32", "bf16"):
+            return spec.stored_dtype
+        notices.append(f"the checkpoint's {spec.stored_dtype} weights run as bf16; --dtype fp32 keeps them exact")
+        return "bf16"
+    if config.dtype not in known:
+        hint = nearest(config.dtype, ["auto", *known])
+        raise ConfigError(f"the {config.executor} executor has no dtype {config.dtype!r}", hint=hint)
+    return config.dtype
+
+
+def _choose_kv_dtype(config: ModelConfig, dtype: str) -> str:
+    if config.kv_dtype is None:
+        return dtype if dtype in KV_DTYPES else "fp32"
+    if config.kv_dtype not in KV_DTYPES:
+        raise ConfigError(f"unknown kv_dtype {config.kv_dtype!r}", hint=nearest(config.kv_dtype, list(KV_DTYPES)))
+    return config.kv_dtype
+
+
+def _open(files: ModelFiles, spec: ModelSpec, config: ModelConfig) -> Weights:
+    if config.weights == "random":
+        return random_weights(spec)
+    if config.weights != "checkpoint":
+        hint = nearest(config.weights, ["checkpoint", "random"])
+        raise ConfigError(f"unknown weights {config.weights!r}", hint=hint)
+    return open_weights(files, spec)
+
+
+def _size_pages(spec: ModelSpec, config: ModelConfig, dtype: str, kv_dtype: str, max_requests: int) -> int:
+    """Pages to allocate, the null page included: what the memory allows, but no more than `max_requests` sequences of
+    the full context could ever fill."""
+    longest = min(spec.max_context_len, config.context or spec.max_context_len)
+    useful = max_requests * pages_needed(longest, PAGE_SIZE) + 1
+    free_bytes = available_memory()
+    weights = weight_bytes(spec, "bf16" if dtype == "bf16" else "fp32")
+    budget = config.kv_memory if config.kv_memory is not None else int(KV_SHARE * (free_bytes - weights))
+    num_pages = min(useful, kv_pages(max(budget, 0), spec, kv_dtype, PAGE_SIZE))
+    if num_pages < 2:
+        page_bytes = PAGE_SIZE * kv_bytes_per_token(spec, kv_dtype)
+        given = "kv_memory is" if config.kv_memory is not None else (
+            f"{format_bytes(free_bytes)} are free and the weights take {format_bytes(weights)}, which leaves KV"
+        )  # fmt: skip
+        raise ConfigError(
+            f"{given} {format_bytes(max(budget, 0))}: two KV pages of {PAGE_SIZE} tokens need "
+            f"{format_bytes(2 * page_bytes)}",
+            hint="free memory, choose a smaller model or dtype, or raise kv_memory",
+            budget_bytes=budget,
+            needed_bytes=2 * page_bytes,
+        )
+    return num_pages
+
+
+def _choose_context_len(spec: ModelSpec, config: ModelConfig, num_pages: int, notices: list[str]) -> int:
+    """The smallest of the model's limit, the wanted context and what the pages hold."""
+    if config.context is not None and not 1 <= config.context <= spec.max_context_len:
+        raise ConfigError(
+            f"context = {config.context:,}: this model takes 1 to {spec.max_context_len:,} tokens",
+            hint="positions beyond are not in its training",
+        )
+    wanted = config.context or spec.max_context_len
+    capacity = (num_pages - 1) * PAGE_SIZE
+    if capacity < wanted:
+        notices.append(f"KV memory holds {capacity:,} tokens: the context is {capacity:,} instead of {wanted:,}")
+    return min(wanted, capacity)
+
+
+def _make_executor(
+    program: Program,
+    weights: Weights,
+    config: ModelConfig,
+    dtype: str,
+    kv_dtype: str,
+    num_pages: int,
+    num_sampler_slots: int,
+) -> Executor:
+    executor_class: Any
+    if config.executor == "native":
+        from ridgeline.executors.native import NativeExecutor as executor_class
+    else:
+        try:
+            from ridgeline.executors.torch import TorchExecutor as executor_class
+        except ImportError as error:
+            raise ConfigError("the torch executor needs PyTorch", hint="pip install 'ridgeline[torch]'") from error
+    if config.threads is not None and config.threads < 1:
+        raise ConfigError(f"threads = {config.threads}: at least 1 is needed")
+    executor: Executor = executor_class(
+        program,
+        weights,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        num_pages=num_pages,
+        page_size=PAGE_SIZE,
+        max_step_tokens=config.max_step_tokens,
+        num_sampler_slots=num_sampler_slots,
+        threads=config.threads or usable_cores(),
+    )
+    return executor

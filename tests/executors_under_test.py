@@ -1,0 +1,33 @@
+"""Opens an executor on a checkpoint through the whole loading path, without tokenizer and engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ridgeline.engine.plan import Executor
+from ridgeline.model.program import build
+from ridgeline.model.resolve import load_spec, resolve_model
+from ridgeline.model.weights import open_weights
+
+EXECUTORS = ("torch", "native")
+
+
+@contextmanager
+def open_executor(kind: str, model: str, **options: Any) -> Iterator[Executor]:
+    """`kind` on MODEL, fp32 unless `options` say otherwise, with room for a few short sequences."""
+    if kind == "native":
+        from ridgeline.executors.native import NativeExecutor as executor_class
+    else:
+        from ridgeline.executors.torch import TorchExecutor as executor_class
+    files = resolve_model(model)
+    spec = load_spec(files)
+    weights = open_weights(files, spec)
+    defaults = {"dtype": "fp32", "kv_dtype": "fp32", "num_pages": 64, "page_size": 16, "threads": 2}
+    executor = executor_class(build(spec), weights, **(defaults | options))
+    try:
+        yield executor
+    finally:
+        executor.close()
+        weights.close()
