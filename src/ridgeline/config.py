@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from ridgeline.errors import ConfigError
 
 SchedulerKind = Literal["continuous", "static"]
 Policy = Literal["fcfs", "priority"]
+Admission = Literal["reserve", "optimistic"]
 
 _Config = TypeVar("_Config")
 
@@ -46,6 +47,8 @@ class EngineConfig:
     policy: Policy = "fcfs"
     static_wait_s: float = 0.05  # a static batch starts when full, or this long after its first request
     kv_cache: bool = True  # False: recompute the whole sequence at every token, to show what that costs
+    admission: Admission = "reserve"  # which pages must be there before a request starts; engine/policy.py
+    stuck_after_s: float = 60.0  # work waits and no step finished for so long: `/health` turns red
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,26 @@ def nearest(name: str, known: list[str]) -> str:
     return "known: " + ", ".join(sorted(known))
 
 
+def field_names(kind: type[Any]) -> list[str]:
+    return [f.name for f in dataclasses.fields(kind)]
+
+
 def resolve(kind: type[_Config], given: Mapping[str, Any]) -> _Config:
-    """A `kind` with `given` values in place of the defaults."""
-    known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    """A `kind` with `given` values in place of the defaults. Raises ConfigError for an unknown key or choice."""
+    known = field_names(kind)
     for key in given:
         if key not in known:
             raise ConfigError(f"unknown option {key!r}", hint=nearest(key, known))
+    for name, annotation in get_type_hints(kind).items():
+        if name in given and get_origin(annotation) is Literal and given[name] not in get_args(annotation):
+            raise ConfigError(f"{name} cannot be {given[name]!r}", hint="one of " + ", ".join(get_args(annotation)))
     return kind(**given)
+
+
+def split(kinds: Sequence[type[Any]], given: Mapping[str, Any]) -> list[Any]:
+    """One object of each kind, every given value in the one that has a field of that name."""
+    known = [name for kind in kinds for name in field_names(kind)]
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"unknown option {key!r}", hint=nearest(key, known))
+    return [resolve(kind, {k: v for k, v in given.items() if k in field_names(kind)}) for kind in kinds]

@@ -1,0 +1,87 @@
+"""The command line: one thin file per command, which parses, calls and prints.
+
+This file turns what can go wrong into an exit status: 0 done; 1 failed, with a line on stderr that says why and one
+that says what to do; 2 usage; 130 after Ctrl-C. A reader of our output that goes away ends us quietly, with 1. With
+`--json`, a failure is one JSON object `{"error": {code, message, hint}}` on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from ridgeline.errors import RidgelineError
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    try:
+        status = _app()(arguments, standalone_mode=False, prog_name="ridgeline")
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except RidgelineError as error:
+        _report(as_json, error.code, error.message, error.hint)
+        return 1
+    except TyperException as error:
+        if as_json:
+            _report(as_json, "usage", error.format_message(), "see --help")
+        else:
+            error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush is quiet
+        return 1
+
+
+def _app() -> typer.Typer:
+    from ridgeline.cli.chat import chat
+    from ridgeline.cli.generate import generate
+    from ridgeline.cli.inspect import inspect
+    from ridgeline.cli.serve import serve
+
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_common)
+    for command in (serve, generate, chat, inspect):
+        app.command()(command)
+    return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import ridgeline
+
+        print(f"ridgeline {ridgeline.__version__}")
+        raise typer.Exit
+
+
+def _common(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Predicts, serves, measures and proves language-model inference."""
+
+
+def _report(as_json: bool, code: str, message: str, hint: str | None) -> None:
+    if as_json:
+        print(json.dumps({"error": {"code": code, "message": message, "hint": hint}}))
+        return
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)

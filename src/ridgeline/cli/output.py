@@ -1,0 +1,47 @@
+"""What several commands print: loading progress on stderr, JSON on stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+@contextlib.contextmanager
+def loading(*, quiet: bool = False) -> Iterator[Callable[[str, float], None]]:
+    """A callback for `progress(stage, done share)`: a bar on a terminal, else a line per stage; nothing when quiet."""
+    if quiet:
+        yield lambda stage, share: None
+    elif sys.stderr.isatty():
+        with _bar() as callback:
+            yield callback
+    else:
+        yield _stage_lines()
+
+
+def _stage_lines() -> Callable[[str, float], None]:
+    seen: set[str] = set()
+
+    def progress(stage: str, share: float) -> None:
+        if stage not in seen:
+            seen.add(stage)
+            print(f"{stage} ...", file=sys.stderr, flush=True)
+
+    return progress
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[str, float], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("starting", total=1.0)
+        yield lambda stage, share: bars.update(task, description=stage, completed=share)
