@@ -1,7 +1,8 @@
 """Request: one sequence from its prompt to its terminal event, and the settings and outcomes that go with it.
 
 A request has no phase. It has `token_ids` (prompt and output), and `num_computed_tokens` of them have K and V in
-pages; the scheduler lets the second number catch up with the first.
+pages; the scheduler lets the second number catch up with the first. Settings and outcomes are immutable; the
+fields of a submitted request change on the engine's thread only.
 
 DESIGN.md's invariant 4: exactly one Delta with a `finish_reason` reaches the sink of every accepted request.
 """
@@ -96,9 +97,38 @@ class Delta:
 Sink = Callable[[Delta], None]
 
 
+@dataclass(slots=True)
+class Timeline:
+    """When things happened to a request, in seconds of the engine's clock; None: not yet."""
+
+    submitted_s: float = 0.0
+    scheduled_s: float | None = None  # first scheduled
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    preempted_s: float | None = None  # set while it waits to come back
+    kv_wait_s: float = 0.0
+    num_preemptions: int = 0
+
+    def on_scheduled(self, now: float) -> None:
+        if self.scheduled_s is None:
+            self.scheduled_s = now
+        if self.preempted_s is not None:
+            self.kv_wait_s += now - self.preempted_s
+            self.preempted_s = None
+
+    def on_preempted(self, now: float) -> None:
+        self.preempted_s = now
+        self.num_preemptions += 1
+
+    def on_token(self, now: float) -> None:
+        if self.first_token_s is None:
+            self.first_token_s = now
+        self.last_token_s = now
+
+
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence. The fields below `sink` belong to the engine thread."""
+    """One sequence. The fields below `choice` belong to the engine."""
 
     id: str
     prompt_ids: list[int]
@@ -108,7 +138,59 @@ class Request:
     choice: int = 0  # index among the `n` choices of one API request
 
     status: Status = Status.WAITING
+    arrival: int = 0  # counts submissions: the order of first come, first served
+    max_tokens: int = 0  # `params.max_tokens`, or what context and pool leave room for
+    seed: int = 0
     output_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     pages: list[int] = field(default_factory=list)
+    sampler_slot: int | None = None  # while running
+    needs_setup: bool = False  # its sampler slot has to be filled with the next step
+    last_step: int = -1  # the last step that it had a share of
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the positions scored so far
+    timeline: Timeline = field(default_factory=Timeline)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens to compute before the next one can be sampled: 1 is a decode, more a prefill."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def final_len(self) -> int:
+        """The most tokens that this sequence can come to."""
+        return len(self.prompt_ids) + self.max_tokens
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Token ids at positions [start, stop)."""
+        split = len(self.prompt_ids)
+        if start >= split:
+            return self.output_ids[start - split : stop - split]
+        return self.prompt_ids[start:stop] + self.output_ids[: max(0, stop - split)]
+
+    def metrics(self, end_s: float) -> RequestMetrics:
+        """Where the time until `end_s` went. What never came takes no time, so that the parts sum to the whole."""
+        times = self.timeline
+        scheduled_s = end_s if times.scheduled_s is None else times.scheduled_s
+        first_s = end_s if times.first_token_s is None else times.first_token_s
+        num_output = len(self.output_ids)
+        tpot_s = None
+        if num_output > 1 and times.last_token_s is not None:
+            tpot_s = (times.last_token_s - first_s) / (num_output - 1)
+        return RequestMetrics(
+            num_prompt_tokens=len(self.prompt_ids),
+            num_cached_tokens=self.num_cached_tokens,
+            num_output_tokens=num_output,
+            queue_s=scheduled_s - times.submitted_s,
+            prefill_s=first_s - scheduled_s,
+            decode_s=end_s - first_s,
+            e2e_s=end_s - times.submitted_s,
+            ttft_s=None if times.first_token_s is None else first_s - times.submitted_s,
+            tpot_s=tpot_s,
+            num_preemptions=times.num_preemptions,
+            kv_wait_s=times.kv_wait_s + (0.0 if times.preempted_s is None else end_s - times.preempted_s),
+        )

@@ -1,0 +1,71 @@
+"""Admission: what is refused before it is queued, because it could never run.
+
+Every refusal names the parameter and gives the numbers. What passes here fits alone in context and pool, so that the
+scheduler can always finish its most important request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.engine.request import Request
+from ridgeline.errors import CapacityError, RequestError
+
+TOO_LONG = "context_length_exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """All in tokens."""
+
+    context_len: int
+    pool_tokens: int  # what the KV pages hold
+    vocab_size: int
+    has_tokenizer: bool
+
+
+def check_request(request: Request, limits: Limits) -> int:
+    """The most output tokens that `request` may have. Raises RequestError or CapacityError when it can never run."""
+    _check_content(request, limits)
+    num_prompt = len(request.prompt_ids)
+    room = min(limits.context_len, limits.pool_tokens)
+    place = "this model's context" if limits.context_len <= limits.pool_tokens else "the KV memory of this server"
+    numbers = {
+        "num_prompt_tokens": num_prompt,
+        "context_len": limits.context_len,
+        "kv_pool_tokens": limits.pool_tokens,
+    }
+    if num_prompt + 1 > room:
+        raise CapacityError(
+            f"the prompt has {num_prompt} tokens and {place} holds {room}, one of which is for the answer",
+            code=TOO_LONG,
+            param="prompt",
+            hint=f"shorten the prompt by {num_prompt + 1 - room} tokens or more",
+            **numbers,
+        )
+    wanted = request.params.max_tokens
+    if wanted is None:
+        return room - num_prompt
+    if num_prompt + wanted > room:
+        raise CapacityError(
+            f"{num_prompt} prompt tokens and max_tokens {wanted} make {num_prompt + wanted}, {place} holds {room}",
+            code=TOO_LONG,
+            param="max_tokens",
+            hint=f"at most {room - num_prompt} can be generated after this prompt",
+            max_tokens=wanted,
+            **numbers,
+        )
+    return wanted
+
+
+def _check_content(request: Request, limits: Limits) -> None:
+    if not request.prompt_ids:
+        raise RequestError("the prompt is empty, it needs at least one token", param="prompt")
+    for token_id in request.prompt_ids:
+        if not 0 <= token_id < limits.vocab_size:
+            last = limits.vocab_size - 1
+            raise RequestError(
+                f"the prompt holds token id {token_id}, this model's ids are 0 to {last}", param="prompt"
+            )
+    if request.params.stop and not limits.has_tokenizer:
+        raise RequestError("stop strings need a tokenizer, and this model has none", param="stop")

@@ -1,0 +1,310 @@
+"""Engine: plan, run, commit, deliver; the one place where the parts of `engine/` meet.
+
+A step: take what other threads left (new requests, aborts), schedule, submit the plan; while it computes, deliver the
+step before; wait; commit: append tokens, publish pages, end what has ended. All state belongs to the thread that
+steps. Other threads call `submit`, `abort`, `stats`, `is_stuck` and `shutdown` only; they leave messages under a lock
+that is never held while a step computes or a sink runs.
+
+A failing step fails the requests in it, a row that is not finite fails its request, a sink that raises aborts its own;
+nothing of that reaches others or stops the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ridgeline.config import EngineConfig
+from ridgeline.engine.admission import Limits, check_request
+from ridgeline.engine.batch import LogitRow, build_plan
+from ridgeline.engine.cache import Cache
+from ridgeline.engine.delivery import Delivery, Tokenizer
+from ridgeline.engine.outcome import Outcome, row_logprob, token_outcome
+from ridgeline.engine.pages import PagePool
+from ridgeline.engine.params import checked
+from ridgeline.engine.plan import Executor, StepPlan, StepResult
+from ridgeline.engine.request import FinishReason, Request, Status, TokenLogprob
+from ridgeline.engine.scheduler import Chunk, Scheduler
+from ridgeline.engine.stats import Counters, EngineStats, snapshot
+from ridgeline.errors import ExecutionError, OverloadedError, RidgelineError
+
+_log = logging.getLogger(__name__)
+
+ABORT_GRACE_S = 5.0  # how long `shutdown` waits for the step under way, after it has aborted what was left
+
+
+class Engine:
+    """Runs requests on an executor. Either `start` its thread, or call `step` or `run_until_idle` on yours."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer | None,
+        config: EngineConfig,
+        *,
+        context_len: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        pool = PagePool(executor.num_pages)
+        self._executor = executor
+        self._config = config
+        self._clock = clock
+        self._eos_ids = frozenset[int]() if tokenizer is None else frozenset(tokenizer.eos_token_ids)
+        self._limits = Limits(
+            context_len=context_len,
+            pool_tokens=pool.num_usable * executor.page_size,
+            vocab_size=executor.vocab_size,
+            has_tokenizer=tokenizer is not None,
+        )
+        self._cache = Cache(pool, executor.page_size)
+        self._scheduler = Scheduler(
+            config,
+            self._cache,
+            max_step_tokens=executor.max_step_tokens,
+            num_sampler_slots=executor.num_sampler_slots,
+        )
+        self._delivery = Delivery(tokenizer, self._on_end)
+        self._counters = Counters()
+        self._thread: threading.Thread | None = None
+        self._progress_s = clock()  # when a step last finished, or work came to an idle engine
+
+        self._changed = threading.Condition()  # guards the fields below
+        self._requests: dict[str, Request] = {}  # accepted, and not ended
+        self._submitted: list[Request] = []
+        self._aborted: list[str] = []
+        self._num_submitted = 0
+        self._closing = False  # nothing is accepted any more
+        self._stopping = False  # the thread is to end
+
+    # -- any thread ---------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Accepts `request`, whose sink then gets exactly one Delta with a finish reason.
+
+        Raises RequestError for what is malformed, CapacityError for what can never fit, OverloadedError when the
+        queue is full or the engine shuts down.
+        """
+        request.params = checked(request.params, vocab_size=self._limits.vocab_size)
+        request.max_tokens = check_request(request, self._limits)
+        request.seed = secrets.randbits(64) if request.params.seed is None else request.params.seed
+        with self._changed:
+            self._check_queue()
+            if request.id in self._requests:
+                raise ValueError(f"a request with id {request.id!r} is already running")
+            now = self._clock()
+            if not self._requests:
+                self._progress_s = now
+            request.arrival = self._num_submitted
+            request.timeline.submitted_s = now
+            self._num_submitted += 1
+            self._delivery.open(request)
+            self._requests[request.id] = request
+            self._submitted.append(request)
+            self._changed.notify_all()
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request before the next step. One that has ended, or never was, is no error: its client was late."""
+        with self._changed:
+            if request_id in self._requests:
+                self._aborted.append(request_id)
+                self._changed.notify_all()
+
+    def stats(self) -> EngineStats:
+        return snapshot(self._counters, self._scheduler, num_submitted=len(self._submitted), now=self._clock())
+
+    def is_stuck(self) -> bool:
+        """Whether work waits and no step has finished for `stuck_after_s`."""
+        return bool(self._requests) and self._clock() - self._progress_s > self._config.stuck_after_s
+
+    def start(self) -> None:
+        """Starts the engine's thread."""
+        if self._thread is not None:
+            raise RuntimeError("the engine's thread has been started before")
+        self._thread = threading.Thread(target=self._run, name="ridgeline-engine", daemon=True)
+        self._thread.start()
+
+    def shutdown(self, timeout_s: float) -> None:
+        """Accepts nothing more, lets requests finish for `timeout_s`, aborts the rest and ends the thread."""
+        with self._changed:
+            self._closing = True
+        if not self._drain(timeout_s):
+            with self._changed:
+                self._aborted += self._requests
+                self._changed.notify_all()
+            self._drain(ABORT_GRACE_S)
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(ABORT_GRACE_S)
+            if self._thread.is_alive():
+                _log.error("the executor has not come back from a step; %d requests are lost", len(self._requests))
+
+    def _check_queue(self) -> None:
+        num_running = len(self._scheduler.running)
+        num_waiting = len(self._requests) - num_running
+        retry_after_s = max(1.0, self._counters.run_s / max(1, num_running))
+        if self._closing:
+            raise OverloadedError("the server is shutting down", retry_after_s=retry_after_s)
+        if num_waiting >= self._config.max_waiting:
+            raise OverloadedError(
+                f"{num_waiting} requests wait, as many as may (max_waiting); {num_running} are running",
+                retry_after_s=retry_after_s,
+                num_waiting=num_waiting,
+                num_running=num_running,
+            )
+
+    # -- the thread that steps ----------------------------------------------------------------------------------------
+
+    def run_until_idle(self) -> None:
+        """Steps on the caller's thread until every accepted request has ended."""
+        while self._requests:
+            self._step_or_wait()
+
+    def step(self) -> bool:
+        """Runs one step on the caller's thread. False: there was nothing to compute."""
+        start_s = self._clock()
+        self._take_messages(start_s)
+        chunks = self._scheduler.schedule(start_s)
+        if not chunks:
+            self._delivery.flush()
+            if not self._requests:
+                self._cache.check(self._scheduler.running)
+            return False
+        plan, rows = build_plan(chunks, self._executor.page_size, self._eos_ids)
+        result = self._execute(plan)
+        end_s = self._clock()
+        if isinstance(result, ExecutionError):
+            self._counters.num_failed_steps += 1
+            for chunk in chunks:
+                self._finish(chunk.request, FinishReason.ERROR, end_s, result)
+        else:
+            self._observe(chunks, rows, result)
+            self._commit(chunks, rows, result, end_s)
+        self._counters.on_step(num_tokens=plan.num_tokens, start_s=start_s, end_s=end_s)
+        self._progress_s = end_s
+        return True
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._requests or self._stopping)
+                if self._stopping:
+                    return
+            try:
+                self._step_or_wait()
+            except Exception as error:  # a fault of ours: the clients must hear of it, and others be served
+                _log.exception("the engine failed")
+                self._fail_all(error)
+
+    def _step_or_wait(self) -> None:
+        """One step; when nothing can run yet, waits for a static batch to be due or for news."""
+        if self.step():
+            return
+        with self._changed:
+            if not self._requests or self._submitted or self._aborted:
+                return
+            next_start_s = self._scheduler.next_start_s()
+            if next_start_s is None:
+                raise RuntimeError(f"{len(self._requests)} requests are unfinished and none of them was scheduled")
+            self._changed.wait(max(0.0, next_start_s - self._clock()))
+
+    def _drain(self, timeout_s: float) -> bool:
+        """Whether all requests ended within `timeout_s`."""
+        if self._thread is not None:
+            with self._changed:
+                return self._changed.wait_for(lambda: not self._requests, timeout_s)
+        deadline_s = self._clock() + timeout_s
+        while self._requests and self._clock() < deadline_s:
+            self._step_or_wait()
+        return not self._requests
+
+    def _take_messages(self, now: float) -> None:
+        with self._changed:
+            submitted, self._submitted = self._submitted, []
+            aborted, self._aborted = self._aborted, []
+        for request in submitted:
+            self._scheduler.add(request)
+        for request_id in aborted:
+            if request_id in self._requests:
+                self._finish(self._requests[request_id], FinishReason.ABORT, now)
+
+    def _execute(self, plan: StepPlan) -> StepResult | ExecutionError:
+        """Runs the plan, and delivers the step before meanwhile."""
+        try:
+            handle = self._executor.submit(plan)
+            self._delivery.flush()
+            return handle.wait()
+        except ExecutionError as error:
+            return error
+        except Exception as error:  # an executor's fault must not reach requests outside of this step
+            _log.exception("the executor failed")
+            return ExecutionError(f"the step failed: {error!r}")
+
+    def _observe(self, chunks: Sequence[Chunk], rows: Sequence[LogitRow], result: StepResult) -> None:
+        prefill = sum(chunk.num_tokens for chunk in chunks if chunk.num_tokens > 1)
+        self._scheduler.pacer.observe(prefill, sum(chunk.num_tokens for chunk in chunks), result.duration_s)
+        num_samples = sum(row.scores is None for row in rows)
+        self._counters.on_samples(num_samples, self._scheduler.num_places)
+
+    def _commit(self, chunks: Sequence[Chunk], rows: Sequence[LogitRow], result: StepResult, now: float) -> None:
+        """Makes the step's results part of the requests that still run; what ended while it computed is discarded."""
+        for i, row in enumerate(rows):
+            if row.request.status is not Status.RUNNING:
+                continue
+            if not result.finite[i]:
+                error = ExecutionError("the model's logits for this request are not finite numbers")
+                self._finish(row.request, FinishReason.ERROR, now, error)
+            elif row.scores is not None:
+                self._commit_score(row.request, row.scores, i, result)
+        for chunk in chunks:
+            if chunk.request.status is Status.RUNNING:
+                chunk.request.num_computed_tokens = chunk.stop
+                self._cache.publish(chunk.request)
+        for i, row in enumerate(rows):
+            if row.scores is None and row.request.status is Status.RUNNING:
+                self._commit_token(row.request, i, result, now)
+
+    def _commit_score(self, request: Request, position: int, i: int, result: StepResult) -> None:
+        if position == 1:
+            request.prompt_logprobs.append(TokenLogprob(request.prompt_ids[0], None))
+        token_id = request.prompt_ids[position]
+        request.prompt_logprobs.append(row_logprob(token_id, result, i, request.params.prompt_logprobs or 0))
+
+    def _commit_token(self, request: Request, i: int, result: StepResult, now: float) -> None:
+        request.output_ids.append(int(result.token_ids[i]))
+        request.timeline.on_token(now)
+        self._counters.on_token(request)
+        if not self._config.kv_cache:
+            request.num_computed_tokens = 0
+        outcome = token_outcome(request, result, i, self._eos_ids, now)
+        if outcome.finish_reason is not None:
+            self._scheduler.finish(request)
+        self._delivery.add(outcome)
+
+    def _finish(self, request: Request, reason: FinishReason, now: float, error: RidgelineError | None = None) -> None:
+        """Frees what the request holds and puts its last event on its way, unless that has happened."""
+        if request.status is Status.FINISHED:
+            return
+        self._scheduler.finish(request)
+        self._delivery.add(Outcome(request, now, finish_reason=reason, error=error))
+
+    def _fail_all(self, error: Exception) -> None:
+        failure = ExecutionError(f"the engine failed: {error!r}")
+        now = self._clock()
+        self._take_messages(now)
+        for request in list(self._requests.values()):
+            self._finish(request, FinishReason.ERROR, now, failure)
+        self._delivery.flush()
+
+    def _on_end(self, request: Request, reason: FinishReason) -> None:
+        """A stop string and a failing sink end a request that still runs; everything else has freed it before."""
+        if request.status is not Status.FINISHED:
+            self._scheduler.finish(request)
+        self._counters.on_end(reason, request.metrics(self._clock()))
+        with self._changed:
+            del self._requests[request.id]
+            self._changed.notify_all()

@@ -1,0 +1,64 @@
+"""The scheduler's judgements, each a small function or class: who goes first, what must fit, how long a chunk may be."""
+
+from __future__ import annotations
+
+from ridgeline.config import Admission, EngineConfig, Policy
+from ridgeline.cost.memory import pages_needed
+from ridgeline.engine.request import Request
+
+
+def rank(request: Request, policy: Policy) -> tuple[int, int]:
+    """The smaller goes first. The queue is kept in this order, and the largest among the running is preempted first.
+
+    A preempted request keeps its rank, and so returns to the queue ahead of all that came later.
+    """
+    return (request.priority if policy == "priority" else 0, request.arrival)
+
+
+def outranks(waiting: Request, running: Request, policy: Policy) -> bool:
+    """Whether `waiting` may take the place of `running`: only when it is strictly more important."""
+    return policy == "priority" and waiting.priority < running.priority
+
+
+def reserved_pages(request: Request, admission: Admission, page_size: int) -> int:
+    """The pages that a request needs set aside, in all, to be started or kept beside others.
+
+    reserve: those of its final length when `max_tokens` was given; such requests never preempt each other.
+    optimistic, and any request without `max_tokens`, whose final length says nothing: one page ahead of what it has now.
+    That uses memory better, and preempts when the guess was wrong; the page ahead keeps a request that has just been
+    preempted from coming back only to be preempted again.
+    """
+    if admission == "reserve" and request.params.max_tokens is not None:
+        return pages_needed(request.final_len, page_size)
+    return pages_needed(min(request.num_tokens + page_size, request.final_len), page_size)
+
+
+class PrefillPacer:
+    """Bounds the prefill tokens beside running decodes, so that a step takes about `target_gap_s`.
+
+    The rate is measured on steps that are mostly prefill. A chunk that took less than the target raises the next one, so
+    that it finds the right size from the smallest upward.
+    """
+
+    MIN_TOKENS = 16
+    SMOOTHING = 0.5  # weight of the newest step in the moving average
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._target_gap_s = config.target_gap_s
+        self._fixed = config.max_batch_tokens is not None
+        self._tokens_per_s: float | None = None
+
+    def max_prefill_tokens(self, room: int) -> int:
+        """How many of `room` tokens of a step's budget may be prefill when the step also decodes."""
+        if self._fixed:
+            return room
+        wanted = 0 if self._tokens_per_s is None else int(self._tokens_per_s * self._target_gap_s)
+        return min(room, max(self.MIN_TOKENS, wanted))
+
+    def observe(self, num_prefill_tokens: int, num_tokens: int, duration_s: float) -> None:
+        if duration_s <= 0 or num_prefill_tokens < max(self.MIN_TOKENS, num_tokens / 2):
+            return
+        rate = num_tokens / duration_s
+        if self._tokens_per_s is not None:
+            rate = self.SMOOTHING * rate + (1 - self.SMOOTHING) * self._tokens_per_s
+        self._tokens_per_s = rate

@@ -1,0 +1,105 @@
+"""Counters of an engine, and the snapshot that others read.
+
+Totals only ever grow. Histograms are the server's: it gets each request's RequestMetrics with the last Delta.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ridgeline.engine.request import FinishReason, Request, RequestMetrics
+from ridgeline.engine.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Each figure is exact; together they are of about the same moment."""
+
+    num_running: int
+    num_waiting: int  # preempted ones too
+    num_pages: int  # the null page left out
+    num_pages_free: int
+    num_pages_held: int
+    num_steps: int
+    num_failed_steps: int
+    num_preemptions: int
+    num_prompt_tokens: int  # of requests that got as far as their first token
+    num_output_tokens: int
+    last_step_tokens: int
+    last_step_s: float
+    total_step_s: float
+    last_step_age_s: float | None  # since the last step finished; None: none has
+    slots_used: int  # tokens sampled
+    slots_total: int  # places in the batch that could have sampled one
+    finished: dict[str, int]  # by finish reason
+
+    @property
+    def page_use(self) -> float:
+        """Share of the KV pages that is held, 0 to 1."""
+        return self.num_pages_held / self.num_pages
+
+
+@dataclass(slots=True)
+class Counters:
+    """Written by the engine's thread alone."""
+
+    num_steps: int = 0
+    num_failed_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    last_step_tokens: int = 0
+    last_step_s: float = 0.0
+    total_step_s: float = 0.0
+    last_step_end_s: float | None = None
+    slots_used: int = 0
+    slots_total: int = 0
+    finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+    run_s: float = 1.0  # moving average of the time from a request's start to its end
+
+    def on_step(self, *, num_tokens: int, start_s: float, end_s: float) -> None:
+        self.num_steps += 1
+        self.last_step_tokens = num_tokens
+        self.last_step_s = end_s - start_s
+        self.total_step_s += self.last_step_s
+        self.last_step_end_s = end_s
+
+    def on_token(self, request: Request) -> None:
+        self.num_output_tokens += 1
+        if len(request.output_ids) == 1:
+            self.num_prompt_tokens += len(request.prompt_ids)
+
+    def on_samples(self, num_samples: int, num_places: int) -> None:
+        """A step that samples nothing, because it only prefills, has no slots to use."""
+        if num_samples:
+            self.slots_used += num_samples
+            self.slots_total += num_places
+
+    def on_end(self, reason: FinishReason, metrics: RequestMetrics) -> None:
+        self.finished[reason] += 1
+        self.run_s += 0.1 * (metrics.e2e_s - metrics.queue_s - self.run_s)
+
+
+def snapshot(counters: Counters, scheduler: Scheduler, *, num_submitted: int, now: float) -> EngineStats:
+    """`num_submitted` requests have not reached the scheduler yet. From any thread."""
+    pool = scheduler.cache.pool
+    num_free = pool.num_free
+    last_end_s = counters.last_step_end_s
+    return EngineStats(
+        num_running=len(scheduler.running),
+        num_waiting=len(scheduler.waiting) + num_submitted,
+        num_pages=pool.num_usable,
+        num_pages_free=num_free,
+        num_pages_held=pool.num_usable - num_free,
+        num_steps=counters.num_steps,
+        num_failed_steps=counters.num_failed_steps,
+        num_preemptions=scheduler.num_preemptions,
+        num_prompt_tokens=counters.num_prompt_tokens,
+        num_output_tokens=counters.num_output_tokens,
+        last_step_tokens=counters.last_step_tokens,
+        last_step_s=counters.last_step_s,
+        total_step_s=counters.total_step_s,
+        last_step_age_s=None if last_end_s is None else now - last_end_s,
+        slots_used=counters.slots_used,
+        slots_total=counters.slots_total,
+        finished={str(reason): count for reason, count in counters.finished.items()},
+    )
