@@ -1,0 +1,56 @@
+#include "cpu.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace ridgeline {
+
+namespace {
+
+bool supported(const Kernels* k) {
+  if (!k) return false;
+#if defined(__x86_64__)
+  // gcc's builtins also check that the operating system saves the registers
+  if (!std::strcmp(k->name, "avx512"))
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (!std::strcmp(k->name, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+  return true;
+}
+
+}  // namespace
+
+const Kernels& kernels_by_name(const char* name) {
+  for (const Kernels* k : {kernels_avx512(), kernels_avx2(), kernels_generic()}) {
+    if (!k || std::strcmp(k->name, name)) continue;
+    if (!supported(k)) throw std::invalid_argument(std::string("this CPU does not support the ISA path ") + name);
+    return *k;
+  }
+  throw std::invalid_argument(std::string("unknown ISA path '") + name + "': avx512, avx2 or generic");
+}
+
+const Kernels& choose_kernels() {
+  if (const char* forced = std::getenv("RIDGELINE_ISA"); forced && *forced) return kernels_by_name(forced);
+  for (const Kernels* k : {kernels_avx512(), kernels_avx2()})
+    if (supported(k)) return *k;
+  return *kernels_generic();
+}
+
+void flush_denormals() {
+#if defined(__x86_64__)
+  _mm_setcsr(_mm_getcsr() | 0x8040);  // flush to zero, denormals are zero
+#elif defined(__aarch64__)
+  uint64_t fpcr;
+  asm volatile("mrs %0, fpcr" : "=r"(fpcr));
+  asm volatile("msr fpcr, %0" ::"r"(fpcr | (1ull << 24)));
+#endif
+}
+
+}  // namespace ridgeline

@@ -1,0 +1,424 @@
+#include "executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace ridgeline {
+
+namespace {
+
+constexpr int kLogitRows = 64;      // logit rows that stand in memory at once
+constexpr int kRowsPerTask = 96;    // of a matrix product: a multiple of every register block
+constexpr int kBlocksPerTask = 4;
+constexpr int kQueryRowsPerTask = 16;
+
+int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+int ceil_div(int n, int d) { return (n + d - 1) / d; }
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void require(bool ok, const std::string& what) {
+  if (!ok) throw std::invalid_argument(what);
+}
+
+void require_in_range(std::span<const int32_t> values, int low, int high, const char* name) {
+  for (size_t i = 0; i < values.size(); ++i)
+    require(values[i] >= low && values[i] < high,
+            std::string(name) + "[" + std::to_string(i) + "] = " + std::to_string(values[i]) + " is outside " +
+                std::to_string(low) + ".." + std::to_string(high - 1));
+}
+
+void assign(std::vector<int32_t>& to, std::span<const int32_t> from) { to.assign(from.begin(), from.end()); }
+
+}  // namespace
+
+Executor::Executor(ModelShape shape, Format format, Format kv_format, int num_pages, int max_rows,
+                   int num_sampler_slots, int num_threads, const Kernels& kernels)
+    : shape_(std::move(shape)),
+      format_(format),
+      kv_format_(kv_format),
+      num_pages_(num_pages),
+      max_rows_(max_rows),
+      kernels_(kernels),
+      sampler_(num_sampler_slots),
+      pool_(num_threads) {
+  require(shape_.head_dim <= kMaxHeadDim, "head_dim " + std::to_string(shape_.head_dim) + " is above " +
+                                              std::to_string(kMaxHeadDim) + ", the largest that attention supports");
+  require(num_pages >= 2, "a pool needs the null page and at least one more");
+  const size_t element = kv_format == Format::kBf16 ? 2 : 4;
+  k_head_bytes_ = element * shape_.head_dim * kPageSize;
+  v_head_bytes_ = element * round_up(shape_.head_dim, kLanes) * kPageSize;
+  kv_memory_ = Memory((k_head_bytes_ + v_head_bytes_) * shape_.num_kv_heads * num_pages_ * shape_.num_layers);
+}
+
+// --- building
+
+int Executor::add_buffer(int width, bool per_logit_row) {
+  const int stride = round_up(width, kBf16Tile);  // the padding stays zero: kernels read whole vectors and tiles
+  const size_t rows = per_logit_row ? kLogitRows : max_rows_;
+  buffers_.push_back({Memory(rows * stride * sizeof(float)), stride, per_logit_row});
+  return static_cast<int>(buffers_.size()) - 1;
+}
+
+int Executor::add_matrix(int outputs, int inner) {
+  matrices_.emplace_back(outputs, inner, format_);
+  return static_cast<int>(matrices_.size()) - 1;
+}
+
+int Executor::add_vector(std::span<const float> values) {
+  Memory memory(round_up(static_cast<int>(values.size()), kBf16Tile) * sizeof(float));
+  std::memcpy(memory.as<float>(), values.data(), values.size_bytes());
+  vectors_.push_back(std::move(memory));
+  return static_cast<int>(vectors_.size()) - 1;
+}
+
+void Executor::add_embed(int matrix, int out) {
+  Op op{Kind::kEmbed};
+  op.matrix = matrix;
+  op.out = out;
+  ops_.push_back(op);
+}
+
+void Executor::add_norm(int source, int weight, int out, int width) {
+  Op op{Kind::kNorm, source, out};
+  op.vector = weight;
+  op.width = width;
+  ops_.push_back(op);
+}
+
+void Executor::add_matmul(int source, int matrix, int out, int bias, Epilogue epilogue) {
+  Op op{Kind::kMatmul, source, out, matrix};
+  op.vector = bias;
+  op.epilogue = epilogue;
+  ops_.push_back(op);
+}
+
+void Executor::add_rope_store(int layer, int source, int out, int q_norm, int k_norm) {
+  Op op{Kind::kRopeStore, source, out};
+  op.layer = layer;
+  op.vector = q_norm;
+  op.second_vector = k_norm;
+  ops_.push_back(op);
+}
+
+void Executor::add_attention(int layer, int source, int out, int window) {
+  Op op{Kind::kAttention, source, out};
+  op.layer = layer;
+  op.window = window;
+  ops_.push_back(op);
+}
+
+void Executor::add_gather(int source, int out) { ops_.push_back({Kind::kGather, source, out}); }
+
+void Executor::add_logits(int source, int matrix, int out) { ops_.push_back({Kind::kLogits, source, out, matrix}); }
+
+size_t Executor::weight_bytes() const {
+  size_t bytes = 0;
+  for (const Matrix& m : matrices_) bytes += m.bytes();
+  for (const Memory& v : vectors_) bytes += v.bytes();
+  return bytes;
+}
+
+size_t Executor::buffer_bytes() const {
+  size_t bytes = 0;
+  for (const Buffer& b : buffers_) bytes += b.memory.bytes();
+  return bytes;
+}
+
+// --- a step: from the caller's thread
+
+void Executor::open_sampler(int slot, SamplerSetup setup, std::span<const int32_t> prompt,
+                            std::span<const int32_t> output) {
+  require(!under_way_, "a step is under way");
+  require(slot >= 0 && slot < static_cast<int>(sampler_.size()), "sampler slot " + std::to_string(slot));
+  require_in_range(prompt, 0, shape_.vocab, "prompt_ids");
+  require_in_range(output, 0, shape_.vocab, "output_ids");
+  require_in_range(setup.banned_ids, 0, shape_.vocab, "banned_ids");
+  for (const auto& [id, bias] : setup.logit_bias) require_in_range({&id, 1}, 0, shape_.vocab, "logit_bias");
+  require(setup.top_logprobs >= 0 && setup.top_logprobs <= kMaxTopLogprobs, "top_logprobs");
+  sampler_[slot].open(std::move(setup), prompt.data(), prompt.size(), output.data(), output.size());
+}
+
+void Executor::check(const Step& s) const {
+  const int rows = static_cast<int>(s.token_ids.size());
+  const size_t sequences = s.context_len.size(), logit_rows = s.logit_rows.size();
+  require(!under_way_, "a step is under way");
+  require(rows > 0 && rows <= max_rows_,
+          std::to_string(rows) + " rows, the buffers hold 1.." + std::to_string(max_rows_));
+  require(s.positions.size() == s.token_ids.size() && s.slots.size() == s.token_ids.size(), "arrays of T differ in length");
+  require(s.query_start.size() == sequences + 1 && s.block_tables.size() == sequences * s.block_table_width,
+          "arrays of S differ in length");
+  require(s.sampler_slots.size() == logit_rows && s.score_ids.size() == logit_rows && s.score_top.size() == logit_rows,
+          "arrays of R differ in length");
+  require_in_range(s.token_ids, 0, shape_.vocab, "token_ids");
+  require_in_range(s.slots, 0, num_pages_ * kPageSize, "slots");
+  require_in_range(s.block_tables, 0, num_pages_, "block_tables");
+  require_in_range(s.logit_rows, 0, rows, "logit_rows");
+  require_in_range(s.sampler_slots, -1, static_cast<int>(sampler_.size()), "sampler_slots");
+  require_in_range(s.score_ids, -1, shape_.vocab, "score_ids");
+  require_in_range(s.score_top, 0, kMaxTopLogprobs + 1, "score_top");
+  require(s.query_start.front() == 0 && s.query_start.back() == rows, "query_start does not cover the rows");
+  for (size_t i = 0; i < sequences; ++i) {
+    const int begin = s.query_start[i], end = s.query_start[i + 1];
+    require(begin < end && end <= rows, "query_start is not ascending");
+    require(s.context_len[i] >= end - begin && s.context_len[i] <= s.block_table_width * kPageSize,
+            "context_len[" + std::to_string(i) + "] does not fit the rows or the block table");
+    for (int row = begin; row < end; ++row)
+      require(s.positions[row] == s.context_len[i] - (end - row), "positions are not consecutive up to context_len");
+  }
+}
+
+void Executor::copy_plan(const Step& s) {
+  assign(token_ids_, s.token_ids);
+  assign(positions_, s.positions);
+  assign(slots_, s.slots);
+  assign(query_start_, s.query_start);
+  assign(block_tables_, s.block_tables);
+  assign(logit_rows_, s.logit_rows);
+  assign(sampler_slots_, s.sampler_slots);
+  assign(score_ids_, s.score_ids);
+  assign(score_top_, s.score_top);
+  block_table_width_ = s.block_table_width;
+  want_logits_ = s.want_logits;
+
+  const size_t rows = token_ids_.size(), logit_rows = logit_rows_.size();
+  rows_to_end_.resize(rows);
+  for (size_t i = 0; i + 1 < query_start_.size(); ++i)
+    for (int row = query_start_[i]; row < query_start_[i + 1]; ++row) rows_to_end_[row] = query_start_[i + 1] - row;
+  cos_.resize(rows * shape_.inverse_frequencies.size());
+  sin_.resize(cos_.size());
+  list_attention_tasks();
+
+  result_.token_ids.assign(logit_rows, kNoToken);
+  result_.logprobs.assign(logit_rows, std::nanf(""));
+  result_.top_ids.assign(logit_rows * kMaxTopLogprobs, kNoToken);
+  result_.top_logprobs.assign(logit_rows * kMaxTopLogprobs, std::nanf(""));
+  result_.finite.assign(logit_rows, 0);
+  result_.logits.resize(want_logits_ ? logit_rows * shape_.vocab : 0);
+}
+
+void Executor::list_attention_tasks() {
+  attention_tasks_.clear();
+  for (int i = 0; i + 1 < static_cast<int>(query_start_.size()); ++i)
+    for (int row = query_start_[i]; row < query_start_[i + 1]; row += kQueryRowsPerTask)
+      for (int head = 0; head < shape_.num_kv_heads; ++head)
+        attention_tasks_.push_back({i, head, row, std::min(row + kQueryRowsPerTask, query_start_[i + 1])});
+  // the longest contexts first, so that none is left over for the end
+  std::stable_sort(attention_tasks_.begin(), attention_tasks_.end(), [&](const auto& a, const auto& b) {
+    return positions_[a.row_end - 1] > positions_[b.row_end - 1];
+  });
+}
+
+void Executor::submit(const Step& step) {
+  check(step);
+  copy_plan(step);
+  const size_t logit_blocks = ceil_div(static_cast<int>(logit_rows_.size()), kLogitRows);
+  const size_t loops = 1 + ops_.size() * (1 + logit_blocks) + logit_blocks;
+  if (counters_.size() < loops) counters_ = std::vector<std::atomic<int>>(loops);
+  for (auto& c : counters_) c.store(0, std::memory_order_relaxed);
+  under_way_ = true;
+  started_s_ = now_s();
+  pool_.start([this](int) { run(); });
+}
+
+const StepResult& Executor::wait() {
+  require(under_way_, "no step is under way");
+  pool_.wait();
+  result_.duration_s = finished_s_ - started_s_;
+  under_way_ = false;
+  return result_;
+}
+
+// --- a step: on the pool's threads
+
+// Shares the tasks of one loop after another out among the threads. All threads come by the same loops in the same
+// order, so each thread's own count of loops names the loop's common counter.
+class Executor::Shares {
+ public:
+  explicit Shares(Executor& executor) : executor_(executor) {}
+
+  // Calls f(task) for each task 0 .. count - 1 on some thread, and returns when all are done.
+  template <class F>
+  void run(int count, F f) {
+    std::atomic<int>& next = executor_.counters_[loop_++];
+    for (int task; (task = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(task);
+    executor_.pool_.barrier();
+  }
+
+ private:
+  Executor& executor_;
+  size_t loop_ = 0;
+};
+
+void Executor::run() {
+  Shares shares(*this);
+  const int rows = static_cast<int>(token_ids_.size()), logit_rows = static_cast<int>(logit_rows_.size());
+  prepare_rotations(shares);
+  size_t op = 0;
+  for (; op < ops_.size() && ops_[op].kind != Kind::kGather; ++op) run_op(shares, ops_[op], rows, 0);
+  for (int first = 0; first < logit_rows; first += kLogitRows) {
+    const int block = std::min(kLogitRows, logit_rows - first);
+    for (size_t i = op; i < ops_.size(); ++i) run_op(shares, ops_[i], block, first);
+    report_rows(shares, ops_.back(), block, first);
+  }
+  finished_s_ = now_s();
+}
+
+void Executor::run_op(Shares& shares, const Op& op, int rows, int first_logit_row) {
+  switch (op.kind) {
+    case Kind::kEmbed: return embed(shares, op, rows);
+    case Kind::kNorm: return norm(shares, op, rows);
+    case Kind::kMatmul:
+    case Kind::kLogits: return matmul(shares, op, rows);
+    case Kind::kRopeStore: return rope_store(shares, op, rows);
+    case Kind::kAttention: return attention(shares, op);
+    case Kind::kGather: return gather(shares, op, rows, first_logit_row);
+  }
+}
+
+void Executor::prepare_rotations(Shares& shares) {
+  const size_t half = shape_.inverse_frequencies.size();
+  shares.run(static_cast<int>(positions_.size()), [&](int row) {
+    for (size_t i = 0; i < half; ++i) {
+      const float angle = static_cast<float>(positions_[row]) * shape_.inverse_frequencies[i];
+      cos_[row * half + i] = static_cast<float>(std::cos(static_cast<double>(angle)));
+      sin_[row * half + i] = static_cast<float>(std::sin(static_cast<double>(angle)));
+    }
+  });
+}
+
+void Executor::embed(Shares& shares, const Op& op, int rows) {
+  shares.run(rows, [&](int row) { matrices_[op.matrix].unpack_row(token_ids_[row], buffers_[op.out].row(row)); });
+}
+
+void Executor::norm(Shares& shares, const Op& op, int rows) {
+  const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
+  const NormArgs args{in.row(0),  static_cast<size_t>(in.stride),  vectors_[op.vector].as<float>(),
+                      out.row(0), static_cast<size_t>(out.stride), op.width,
+                      in.stride,  shape_.norm_eps,                 format_ == Format::kBf16};
+  constexpr int kRows = 8;
+  shares.run(ceil_div(rows, kRows),
+             [&](int task) { kernels_.norm(args, task * kRows, std::min(rows, (task + 1) * kRows)); });
+}
+
+void Executor::matmul(Shares& shares, const Op& op, int rows) {
+  const Matrix& m = matrices_[op.matrix];
+  const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
+  const int blocks = op.epilogue == Epilogue::kSiluMul ? m.num_blocks() / 2 : m.num_blocks();
+  const MatmulArgs args{in.row(0),
+                        static_cast<size_t>(in.stride),
+                        m.data(),
+                        m.padded_inner(),
+                        blocks,
+                        op.vector < 0 ? nullptr : vectors_[op.vector].as<float>(),
+                        out.row(0),
+                        static_cast<size_t>(out.stride),
+                        op.epilogue,
+                        format_ == Format::kBf16 && op.epilogue == Epilogue::kSiluMul};
+  const auto kernel = format_ == Format::kBf16 ? kernels_.matmul_bf16 : kernels_.matmul_f32;
+  const int row_tasks = ceil_div(rows, kRowsPerTask);
+  // neighbouring tasks share their weights, which the second reads from the cache
+  shares.run(row_tasks * ceil_div(blocks, kBlocksPerTask), [&](int task) {
+    const int row = task % row_tasks * kRowsPerTask, block = task / row_tasks * kBlocksPerTask;
+    kernel(args, row, std::min(rows, row + kRowsPerTask), block, std::min(blocks, block + kBlocksPerTask));
+  });
+}
+
+KvLayer Executor::kv_layer(int layer) const {
+  const size_t heads = static_cast<size_t>(num_pages_) * shape_.num_kv_heads;
+  char* k = kv_memory_.as<char>() + layer * heads * (k_head_bytes_ + v_head_bytes_);
+  return {k, k + heads * k_head_bytes_, k_head_bytes_, v_head_bytes_, shape_.num_kv_heads};
+}
+
+void Executor::rope_store(Shares& shares, const Op& op, int rows) {
+  const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
+  const RopeArgs args{in.row(0),
+                      static_cast<size_t>(in.stride),
+                      cos_.data(),
+                      sin_.data(),
+                      slots_.data(),
+                      rows_to_end_.data(),
+                      op.vector < 0 ? nullptr : vectors_[op.vector].as<float>(),
+                      op.second_vector < 0 ? nullptr : vectors_[op.second_vector].as<float>(),
+                      shape_.norm_eps,
+                      out.row(0),
+                      static_cast<size_t>(out.stride),
+                      shape_.num_heads,
+                      shape_.head_dim,
+                      kv_layer(op.layer),
+                      kv_format_ == Format::kBf16};
+  const auto kernel = kv_format_ == Format::kBf16 ? kernels_.rope_bf16 : kernels_.rope_f32;
+  constexpr int kRows = 4;
+  shares.run(ceil_div(rows, kRows), [&](int task) { kernel(args, task * kRows, std::min(rows, (task + 1) * kRows)); });
+}
+
+void Executor::attention(Shares& shares, const Op& op) {
+  const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
+  const AttentionArgs args{in.row(0),
+                           static_cast<size_t>(in.stride),
+                           out.row(0),
+                           static_cast<size_t>(out.stride),
+                           positions_.data(),
+                           shape_.num_heads,
+                           shape_.head_dim,
+                           op.window,
+                           1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
+                           kv_layer(op.layer),
+                           format_ == Format::kBf16};
+  const auto kernel = kv_format_ == Format::kBf16 ? kernels_.attend_bf16 : kernels_.attend_f32;
+  shares.run(static_cast<int>(attention_tasks_.size()), [&](int i) {
+    const AttentionTask& task = attention_tasks_[i];
+    kernel(args, block_tables_.data() + static_cast<size_t>(task.sequence) * block_table_width_, task.kv_head,
+           task.row_begin, task.row_end);
+  });
+}
+
+void Executor::gather(Shares& shares, const Op& op, int rows, int first_logit_row) {
+  const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
+  shares.run(rows, [&](int row) {
+    std::memcpy(out.row(row), in.row(logit_rows_[first_logit_row + row]), sizeof(float) * out.stride);
+  });
+}
+
+void Executor::report_rows(Shares& shares, const Op& logits, int rows, int first_logit_row) {
+  const Buffer& buffer = buffers_[logits.out];
+  shares.run(rows, [&](int row) {
+    float* values = buffer.row(row);
+    std::fill(values + shape_.vocab, values + buffer.stride, -INFINITY);
+    report_row(first_logit_row + row, values);
+  });
+}
+
+void Executor::report_row(int row, float* logits) {
+  if (want_logits_)
+    std::memcpy(result_.logits.data() + static_cast<size_t>(row) * shape_.vocab, logits, sizeof(float) * shape_.vocab);
+  const RowStatistics stats = row_statistics(kernels_, logits, round_up(shape_.vocab, kLanes));
+  if (!stats.finite) return;
+  if (sampler_slots_[row] < 0) {
+    result_.finite[row] = 1;
+    report_token(row, logits, stats.log_sum_exp, score_ids_[row], score_top_[row]);
+    return;
+  }
+  SamplerSlot& slot = sampler_[sampler_slots_[row]];
+  const int token = slot.sample(logits, shape_.vocab, static_cast<uint32_t>(positions_[logit_rows_[row]]) + 1);
+  if (token == kNoToken) return;
+  result_.finite[row] = 1;
+  result_.token_ids[row] = token;
+  report_token(row, logits, stats.log_sum_exp, token, slot.top_logprobs());
+}
+
+void Executor::report_token(int row, const float* logits, float log_sum_exp, int token, int num_top) {
+  if (token != kNoToken) result_.logprobs[row] = logits[token] - log_sum_exp;
+  int32_t* ids = result_.top_ids.data() + static_cast<size_t>(row) * kMaxTopLogprobs;
+  num_top = std::min(num_top, shape_.vocab);
+  top_ids(logits, shape_.vocab, num_top, ids);
+  for (int i = 0; i < num_top; ++i)
+    result_.top_logprobs[static_cast<size_t>(row) * kMaxTopLogprobs + i] = logits[ids[i]] - log_sum_exp;
+}
+
+}  // namespace ridgeline

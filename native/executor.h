@@ -1,0 +1,150 @@
+// Runs a model's program: the whole step, all layers and the sampling, in one job of the thread pool.
+//
+// Built once: buffers, matrices, vectors, pages, then the list of ops. A step copies its plan in, starts the job and
+// returns; `wait` gives the results. Nothing is allocated per step after the first of a size. Logit rows are processed
+// in blocks, so that the logits of a long scored prompt never stand in memory together.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "matrix.h"
+#include "sampler.h"
+#include "thread_pool.h"
+
+namespace ridgeline {
+
+constexpr int kMaxTopLogprobs = 20;
+
+struct ModelShape {
+  int num_layers = 0;
+  int num_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  int vocab = 0;
+  float norm_eps = 0;
+  std::vector<float> inverse_frequencies;  // [head_dim / 2]
+};
+
+// Views of the caller's arrays; see engine/plan.py for their meaning. T rows, S sequences, R logit rows.
+struct Step {
+  std::span<const int32_t> token_ids, positions, slots;      // [T]
+  std::span<const int32_t> query_start, context_len;         // [S + 1], [S]
+  std::span<const int32_t> block_tables;                     // [S * block_table_width]
+  int block_table_width = 0;
+  std::span<const int32_t> logit_rows, sampler_slots, score_ids, score_top;  // [R]
+  bool want_logits = false;
+};
+
+struct StepResult {
+  std::vector<int32_t> token_ids;    // [R]
+  std::vector<float> logprobs;       // [R]
+  std::vector<int32_t> top_ids;      // [R * kMaxTopLogprobs]
+  std::vector<float> top_logprobs;   // [R * kMaxTopLogprobs]
+  std::vector<uint8_t> finite;       // [R]
+  std::vector<float> logits;         // [R * vocab] when wanted
+  double duration_s = 0;
+};
+
+class Executor {
+ public:
+  Executor(ModelShape shape, Format format, Format kv_format, int num_pages, int max_rows, int num_sampler_slots,
+           int num_threads, const Kernels& kernels);
+
+  // Building. Each returns the new thing's number; out-of-range numbers throw std::out_of_range.
+  int add_buffer(int width, bool per_logit_row);
+  int add_matrix(int outputs, int inner);
+  int add_vector(std::span<const float> values);
+  Matrix& matrix(int index) { return matrices_.at(index); }
+
+  void add_embed(int matrix, int out);
+  void add_norm(int source, int weight, int out, int width);
+  void add_matmul(int source, int matrix, int out, int bias, Epilogue epilogue);  // bias -1: none
+  void add_rope_store(int layer, int source, int out, int q_norm, int k_norm);    // norms -1: none
+  void add_attention(int layer, int source, int out, int window);
+  void add_gather(int source, int out);
+  void add_logits(int source, int matrix, int out);
+
+  // Running.
+  void open_sampler(int slot, SamplerSetup setup, std::span<const int32_t> prompt, std::span<const int32_t> output);
+  void submit(const Step& step);  // checks the step: std::invalid_argument names what is out of range
+  const StepResult& wait();
+
+  const char* isa() const { return kernels_.name; }
+  size_t weight_bytes() const;
+  size_t kv_bytes() const { return kv_memory_.bytes(); }
+  size_t buffer_bytes() const;
+
+ private:
+  enum class Kind { kEmbed, kNorm, kMatmul, kRopeStore, kAttention, kGather, kLogits };
+  struct Op {
+    Kind kind;
+    int source = -1, out = -1;
+    int matrix = -1;
+    int vector = -1, second_vector = -1;
+    int width = 0;
+    int layer = -1;
+    int window = 0;
+    Epilogue epilogue = Epilogue::kStore;
+  };
+  struct Buffer {
+    Memory memory;
+    int stride;
+    bool per_logit_row;
+    float* row(size_t r) const { return memory.as<float>() + r * stride; }
+  };
+  struct AttentionTask {
+    int sequence, kv_head, row_begin, row_end;
+  };
+
+  class Shares;
+
+  void check(const Step& step) const;
+  void copy_plan(const Step& step);
+  void list_attention_tasks();
+  void run();
+  void run_op(Shares& shares, const Op& op, int rows, int first_logit_row);
+  void prepare_rotations(Shares& shares);
+  void embed(Shares& shares, const Op& op, int rows);
+  void norm(Shares& shares, const Op& op, int rows);
+  void matmul(Shares& shares, const Op& op, int rows);
+  void rope_store(Shares& shares, const Op& op, int rows);
+  void attention(Shares& shares, const Op& op);
+  void gather(Shares& shares, const Op& op, int rows, int first_logit_row);
+  void report_rows(Shares& shares, const Op& logits, int rows, int first_logit_row);
+  void report_row(int row, float* logits);
+  void report_token(int row, const float* logits, float log_sum_exp, int token, int num_top);
+  KvLayer kv_layer(int layer) const;
+
+  ModelShape shape_;
+  Format format_, kv_format_;
+  int num_pages_, max_rows_;
+  const Kernels& kernels_;
+  std::vector<Buffer> buffers_;
+  std::vector<Matrix> matrices_;
+  std::vector<Memory> vectors_;
+  std::vector<Op> ops_;
+  Memory kv_memory_;
+  size_t k_head_bytes_, v_head_bytes_;
+  std::vector<SamplerSlot> sampler_;
+
+  // The step under way.
+  std::vector<int32_t> token_ids_, positions_, slots_, rows_to_end_, query_start_, block_tables_;
+  std::vector<int32_t> logit_rows_, sampler_slots_, score_ids_, score_top_;
+  int block_table_width_ = 0;
+  std::vector<float> cos_, sin_;
+  std::vector<AttentionTask> attention_tasks_;
+  bool want_logits_ = false;
+  StepResult result_;
+  bool under_way_ = false;
+  double started_s_ = 0;
+  std::atomic<double> finished_s_{0};
+
+  std::vector<std::atomic<int>> counters_;  // one per shared loop of a step, reset while the pool rests
+  ThreadPool pool_;                         // last: its threads use everything above
+};
+
+}  // namespace ridgeline

@@ -1,0 +1,159 @@
+#include "kernel_tests.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "cpu.h"
+#include "matrix.h"
+#include "random.h"
+#include "reference.h"
+#include "sampler.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace ridgeline {
+namespace {
+
+using Array1 = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Array2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Array3 = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+Format parse(const std::string& dtype) { return dtype == "bf16" ? Format::kBf16 : Format::kF32; }
+
+// Kernels run on pool threads, where denormals count as zero; so do these.
+template <class F>
+void on_flushing_thread(F f) {
+  std::thread([&] {
+    flush_denormals();
+    f();
+  }).join();
+}
+
+int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+std::vector<std::string> isas() {
+  std::vector<std::string> names;
+  for (const char* name : {"generic", "avx2", "avx512"}) try {
+      names.push_back(kernels_by_name(name).name);
+    } catch (const std::invalid_argument&) {  // not on this CPU
+    }
+  return names;
+}
+
+// out [rows, outputs] is the residual for "add"; for "silu_mul" weights are gate then value, outputs each.
+void matmul(const std::string& isa, const std::string& dtype, const std::string& epilogue, Array2 input, Array2 weights,
+            Array2 out) {
+  const Kernels& kernels = kernels_by_name(isa.c_str());
+  const int rows = input.shape(0), inner = input.shape(1), outputs = out.shape(1);
+  const bool silu_mul = epilogue == "silu_mul";
+  const int second_half = round_up(outputs, kLanes);
+  Matrix matrix(silu_mul ? 2 * second_half : outputs, inner, parse(dtype));
+  matrix.pack(weights.data(), 0, outputs);
+  if (silu_mul) matrix.pack(weights.data() + static_cast<size_t>(outputs) * inner, second_half, outputs);
+  const int stride = matrix.padded_inner(), out_stride = second_half;
+  std::vector<float> padded(static_cast<size_t>(rows) * stride), result(static_cast<size_t>(rows) * out_stride);
+  for (int r = 0; r < rows; ++r) {
+    std::copy_n(input.data() + static_cast<size_t>(r) * inner, inner, padded.begin() + static_cast<size_t>(r) * stride);
+    std::copy_n(out.data() + static_cast<size_t>(r) * outputs, outputs, result.begin() + static_cast<size_t>(r) * out_stride);
+  }
+  const int blocks = second_half / kLanes;
+  const MatmulArgs args{padded.data(), static_cast<size_t>(stride), matrix.data(), stride, blocks, nullptr, result.data(),
+                        static_cast<size_t>(out_stride),
+                        silu_mul ? Epilogue::kSiluMul : epilogue == "add" ? Epilogue::kAdd : Epilogue::kStore, false};
+  on_flushing_thread([&] {
+    (parse(dtype) == Format::kBf16 ? kernels.matmul_bf16 : kernels.matmul_f32)(args, 0, rows, 0, blocks);
+  });
+  for (int r = 0; r < rows; ++r)
+    std::copy_n(result.begin() + static_cast<size_t>(r) * out_stride, outputs, out.data() + static_cast<size_t>(r) * outputs);
+}
+
+void reference_matmul(const std::string& dtype, Array2 input, Array2 weights, Array2 out) {
+  on_flushing_thread([&] {
+    reference::matmul(input.data(), input.shape(0), weights.data(), out.shape(1), input.shape(1), parse(dtype), out.data());
+  });
+}
+
+// The store into pages and the attention over them, for one sequence. qkv [rows, (heads + 2 kv_heads) * head_dim] is
+// rotated by position; the rows stand at `first_position` and after. `pages` [num_pages, kv_heads, 2, page bytes / 4]
+// persists between calls. out [rows, heads * head_dim].
+void attention(const std::string& isa, const std::string& dtype, int heads, int kv_heads, int window, int first_position,
+               Array2 qkv, Array1 inverse_frequencies, Ints block_table, Array3 pages, Array2 out) {
+  const Kernels& kernels = kernels_by_name(isa.c_str());
+  const bool bf16 = parse(dtype) == Format::kBf16;
+  const int rows = qkv.shape(0), head_dim = qkv.shape(1) / (heads + 2 * kv_heads), half = head_dim / 2;
+  const size_t element = bf16 ? 2 : 4, num_pages = pages.shape(0);
+  const size_t k_bytes = element * head_dim * kPageSize, v_bytes = element * round_up(head_dim, kLanes) * kPageSize;
+  char* base = reinterpret_cast<char*>(pages.data());
+  if (pages.size() * sizeof(float) < num_pages * kv_heads * (k_bytes + v_bytes))
+    throw std::invalid_argument("pages are too small");
+  const KvLayer kv{base, base + num_pages * kv_heads * k_bytes, k_bytes, v_bytes, kv_heads};
+  std::vector<int32_t> slots(rows), positions(rows), rows_to_end(rows);
+  std::vector<float> cos(rows * half), sin(rows * half), q(rows * heads * head_dim);
+  for (int r = 0; r < rows; ++r) {
+    positions[r] = first_position + r;
+    slots[r] = block_table.data()[positions[r] / kPageSize] * kPageSize + positions[r] % kPageSize;
+    rows_to_end[r] = rows - r;
+    for (int i = 0; i < half; ++i) {
+      cos[r * half + i] = std::cos(positions[r] * inverse_frequencies.data()[i]);
+      sin[r * half + i] = std::sin(positions[r] * inverse_frequencies.data()[i]);
+    }
+  }
+  const size_t q_width = static_cast<size_t>(heads) * head_dim;
+  const RopeArgs rope{qkv.data(), qkv.shape(1), cos.data(), sin.data(), slots.data(), rows_to_end.data(), nullptr, nullptr,
+                      0, q.data(), q_width, heads, head_dim, kv, bf16};
+  const AttentionArgs args{q.data(), q_width, out.data(), q_width, positions.data(), heads, head_dim, window,
+                           1.0f / std::sqrt(static_cast<float>(head_dim)), kv, bf16};
+  on_flushing_thread([&] {
+    (bf16 ? kernels.rope_bf16 : kernels.rope_f32)(rope, 0, rows);
+    for (int h = 0; h < kv_heads; ++h)
+      (bf16 ? kernels.attend_bf16 : kernels.attend_f32)(args, block_table.data(), h, 0, rows);
+  });
+}
+
+void norm(const std::string& isa, bool round_out, float eps, Array2 input, Array1 weight, Array2 out) {
+  const Kernels& kernels = kernels_by_name(isa.c_str());
+  const int width = input.shape(1), padded = round_up(width, kLanes);
+  for (size_t r = 0; r < input.shape(0); ++r) {
+    std::vector<float> in(padded), scale(padded), result(padded);
+    std::copy_n(input.data() + r * width, width, in.begin());
+    std::copy_n(weight.data(), width, scale.begin());
+    const NormArgs args{in.data(), 0, scale.data(), result.data(), 0, width, padded, eps, round_out};
+    on_flushing_thread([&] { kernels.norm(args, 0, 1); });
+    std::copy_n(result.begin(), width, out.data() + r * width);
+  }
+}
+
+float log_sum_exp(const std::string& isa, Array1 values) {
+  std::vector<float> padded(round_up(values.size(), kLanes), -INFINITY);
+  std::copy_n(values.data(), values.size(), padded.begin());
+  const float max = *std::max_element(padded.begin(), padded.end());
+  return kernels_by_name(isa.c_str()).log_sum_exp(padded.data(), padded.size(), max);
+}
+
+}  // namespace
+
+void bind_kernel_tests(nb::module_& m) {
+  nb::module_ t = m.def_submodule("kernels", "Single kernels by ISA path, for tests. Outputs are written in place.");
+  t.def("isas", &isas, "ISA paths that this CPU runs.");
+  t.def("matmul", &matmul, "isa"_a, "dtype"_a, "epilogue"_a, "input"_a, "weights"_a, "out"_a);
+  t.def("reference_matmul", &reference_matmul, "dtype"_a, "input"_a, "weights"_a, "out"_a);
+  t.def("attention", &attention, "isa"_a, "dtype"_a, "heads"_a, "kv_heads"_a, "window"_a, "first_position"_a, "qkv"_a,
+        "inverse_frequencies"_a, "block_table"_a, "pages"_a, "out"_a);
+  t.def("norm", &norm, "isa"_a, "round_out"_a, "eps"_a, "input"_a, "weight"_a, "out"_a);
+  t.def("log_sum_exp", &log_sum_exp, "isa"_a, "values"_a);
+  t.def(
+      "philox",
+      [](const std::vector<uint32_t>& counter, const std::vector<uint32_t>& key) {
+        const auto x = philox({counter.at(0), counter.at(1), counter.at(2), counter.at(3)}, {key.at(0), key.at(1)});
+        return std::vector<uint32_t>(x.begin(), x.end());
+      },
+      "counter"_a, "key"_a);
+}
+
+}  // namespace ridgeline

@@ -1,0 +1,109 @@
+// The kernels that every ISA path offers, as a table of function pointers, and what they work on.
+//
+// All of them keep invariant 5 by construction: the operations that produce one output, and their order, depend on
+// that output's own row, its absolute position and the inner dimension, never on which rows or keys stand beside it.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace ridgeline {
+
+constexpr int kLanes = 16;         // outputs in a weight block, keys in a page
+constexpr int kPageSize = 16;      // tokens in a KV page
+constexpr int kBf16Tile = 32;      // inner length of one step of bf16 arithmetic (an AMX tile)
+constexpr int kMaxHeadDim = 512;
+
+enum class Format { kF32, kBf16 };
+enum class Epilogue { kStore, kAdd, kSiluMul };
+
+// Weights packed in blocks of 16 outputs. f32: [block][inner][16]. bf16: [block][inner / 2][16][2], inner padded to
+// a multiple of 32 with zeros.
+struct MatmulArgs {
+  const float* input;  // [rows, input_stride]; bf16: values already rounded to bf16
+  size_t input_stride;
+  const void* weights;
+  int inner;             // padded
+  int num_blocks;        // output blocks; for kSiluMul those of the gate, and the value's follow them
+  const float* bias;     // per packed output, or null
+  float* out;            // [rows, out_stride]
+  size_t out_stride;
+  Epilogue epilogue;
+  bool round_out;        // round outputs to bf16 (kSiluMul)
+};
+
+struct NormArgs {
+  const float* input;
+  size_t input_stride;
+  const float* weight;
+  float* out;
+  size_t out_stride;
+  int width;         // values that count in the mean
+  int padded_width;  // a multiple of 16; the padding is zero in input and weight
+  float eps;
+  bool round_out;
+};
+
+// One layer's pages. K: [page][kv head][head_dim / step][16 keys][step], step = 1 (f32) or 2 (bf16).
+// V: [page][kv head][16 / step][padded head_dim][step]. Slots without a token are zero.
+struct KvLayer {
+  char* k;
+  char* v;
+  size_t k_head_bytes;  // from one KV head to the next within a page
+  size_t v_head_bytes;
+  int num_kv_heads;
+
+  char* k_at(int page, int head) const { return k + (static_cast<size_t>(page) * num_kv_heads + head) * k_head_bytes; }
+  char* v_at(int page, int head) const { return v + (static_cast<size_t>(page) * num_kv_heads + head) * v_head_bytes; }
+};
+
+struct RopeArgs {
+  const float* qkv;  // [rows, qkv_stride]
+  size_t qkv_stride;
+  const float* cos;  // [rows, head_dim / 2]
+  const float* sin;
+  const int32_t* slots;          // [rows]
+  const int32_t* rows_to_end;    // [rows]: rows of the same sequence from this one on, itself included
+  const float* q_norm;           // [head_dim] or null
+  const float* k_norm;
+  float eps;
+  float* q;  // [rows, q_stride]
+  size_t q_stride;
+  int num_heads;
+  int head_dim;
+  KvLayer kv;
+  bool round_q;
+};
+
+struct AttentionArgs {
+  const float* q;  // [rows, q_stride]
+  size_t q_stride;
+  float* out;
+  size_t out_stride;
+  const int32_t* positions;  // [rows]
+  int num_heads;
+  int head_dim;
+  int window;  // keys that a row sees at most; 0: all
+  float scale;
+  KvLayer kv;
+  bool round_out;
+};
+
+struct Kernels {
+  const char* name;
+  void (*matmul_f32)(const MatmulArgs&, int row_begin, int row_end, int block_begin, int block_end);
+  void (*matmul_bf16)(const MatmulArgs&, int row_begin, int row_end, int block_begin, int block_end);
+  void (*norm)(const NormArgs&, int row_begin, int row_end);
+  void (*rope_f32)(const RopeArgs&, int row_begin, int row_end);
+  void (*rope_bf16)(const RopeArgs&, int row_begin, int row_end);
+  // Rows of one sequence whose pages `block_table` lists; one KV head and its query heads.
+  void (*attend_f32)(const AttentionArgs&, const int32_t* block_table, int kv_head, int row_begin, int row_end);
+  void (*attend_bf16)(const AttentionArgs&, const int32_t* block_table, int kv_head, int row_begin, int row_end);
+  // log(sum(exp(x))) over `count` finite values whose maximum is `max`; count is padded to 16 with -infinity.
+  float (*log_sum_exp)(const float* x, int count, float max);
+};
+
+const Kernels* kernels_generic();
+const Kernels* kernels_avx2();    // null when not compiled for this architecture
+const Kernels* kernels_avx512();
+
+}  // namespace ridgeline

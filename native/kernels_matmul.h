@@ -1,0 +1,139 @@
+// Matrix products over Vec. Rows and output blocks are tiled for registers only; an output's own arithmetic is:
+//
+//   f32:  one chain of fused multiply-adds from 0, in ascending inner order.
+//   bf16: the order of AMX's tdpbf16ps. For each tile of 32 inner values two chains from 0, over the even and over the
+//         odd ones, in ascending order; then sum += even + odd. Denormals count as zero (the pool's threads set that).
+//
+// so that tiles, single rows and the scalar reference agree bit for bit.
+#pragma once
+#include "kernels.h"
+#include "kernels_rowwise.h"
+
+namespace ridgeline::RIDGELINE_ISA {
+
+struct F32Product {
+  static constexpr int kRows = kRowsF32;
+
+  template <int R, int B>
+  static inline void run(const MatmulArgs& a, int row, const int (&blocks)[B], Vec (&sum)[R][B]) {
+    const float* in[R];
+    const float* w[B];
+    for (int r = 0; r < R; ++r) in[r] = a.input + (row + r) * a.input_stride;
+    for (int b = 0; b < B; ++b)
+      w[b] = static_cast<const float*>(a.weights) + static_cast<size_t>(blocks[b]) * a.inner * kLanes;
+    for (int r = 0; r < R; ++r)
+      for (int b = 0; b < B; ++b) sum[r][b] = zero();
+    for (int k = 0; k < a.inner; ++k) {
+      Vec weight[B];
+      for (int b = 0; b < B; ++b) weight[b] = load(w[b] + static_cast<size_t>(k) * kLanes);
+      for (int r = 0; r < R; ++r) {
+        const Vec x = broadcast(in[r][k]);
+        for (int b = 0; b < B; ++b) sum[r][b] = fma(x, weight[b], sum[r][b]);
+      }
+    }
+  }
+};
+
+struct Bf16Product {
+  static constexpr int kRows = kRowsBf16;
+
+  template <int R, int B>
+  static inline void run(const MatmulArgs& a, int row, const int (&blocks)[B], Vec (&sum)[R][B]) {
+    const float* in[R];
+    const uint16_t* w[B];
+    for (int r = 0; r < R; ++r) in[r] = a.input + (row + r) * a.input_stride;
+    for (int b = 0; b < B; ++b)
+      w[b] = static_cast<const uint16_t*>(a.weights) + static_cast<size_t>(blocks[b]) * a.inner * kLanes;
+    for (int r = 0; r < R; ++r)
+      for (int b = 0; b < B; ++b) sum[r][b] = zero();
+    for (int tile = 0; tile < a.inner; tile += kBf16Tile) {
+      Vec even[R][B], odd[R][B];
+      for (int r = 0; r < R; ++r)
+        for (int b = 0; b < B; ++b) even[r][b] = odd[r][b] = zero();
+      for (int k = tile; k < tile + kBf16Tile; k += 2) {
+        for (int b = 0; b < B; ++b) {
+          Vec weight_even, weight_odd;
+          load_pairs(w[b] + static_cast<size_t>(k) * kLanes, weight_even, weight_odd);
+          for (int r = 0; r < R; ++r) {
+            even[r][b] = fma(broadcast(in[r][k]), weight_even, even[r][b]);
+            odd[r][b] = fma(broadcast(in[r][k + 1]), weight_odd, odd[r][b]);
+          }
+        }
+      }
+      for (int r = 0; r < R; ++r)
+        for (int b = 0; b < B; ++b) sum[r][b] = add(sum[r][b], add(even[r][b], odd[r][b]));
+    }
+  }
+};
+
+static inline Vec with_bias(const MatmulArgs& a, int block, Vec product) {
+  return a.bias ? add(product, load(a.bias + block * kLanes)) : product;
+}
+
+template <class Product, int R, int B>
+static void plain_tile(const MatmulArgs& a, int row, int block) {
+  int blocks[B];
+  for (int b = 0; b < B; ++b) blocks[b] = block + b;
+  Vec sum[R][B];
+  Product::template run<R, B>(a, row, blocks, sum);
+  for (int r = 0; r < R; ++r)
+    for (int b = 0; b < B; ++b) {
+      float* out = a.out + (row + r) * a.out_stride + blocks[b] * kLanes;
+      const Vec y = with_bias(a, blocks[b], sum[r][b]);
+      store(out, a.epilogue == Epilogue::kAdd ? add(load(out), y) : y);
+    }
+}
+
+// B gate blocks and their B value blocks.
+template <class Product, int R, int B>
+static void silu_mul_tile(const MatmulArgs& a, int row, int block) {
+  int blocks[2 * B];
+  for (int b = 0; b < B; ++b) {
+    blocks[b] = block + b;
+    blocks[B + b] = a.num_blocks + block + b;
+  }
+  Vec sum[R][2 * B];
+  Product::template run<R, 2 * B>(a, row, blocks, sum);
+  for (int r = 0; r < R; ++r)
+    for (int b = 0; b < B; ++b) {
+      const Vec gate = with_bias(a, blocks[b], sum[r][b]);
+      const Vec value = with_bias(a, blocks[B + b], sum[r][B + b]);
+      const Vec silu = div(gate, add(broadcast(1.0f), exp(sub(zero(), gate))));
+      Vec y = mul(silu, value);
+      if (a.round_out) y = round_to_bf16(y);
+      store(a.out + (row + r) * a.out_stride + blocks[b] * kLanes, y);
+    }
+}
+
+template <class Product, int R>
+static void block_row(const MatmulArgs& a, int row, int block_begin, int block_end) {
+  int block = block_begin;
+  if (a.epilogue == Epilogue::kSiluMul) {
+    constexpr int B = kBlocks / 2;
+    for (; block + B <= block_end; block += B) silu_mul_tile<Product, R, B>(a, row, block);
+    for (; block < block_end; ++block) silu_mul_tile<Product, R, 1>(a, row, block);
+    return;
+  }
+  for (; block + kBlocks <= block_end; block += kBlocks) plain_tile<Product, R, kBlocks>(a, row, block);
+  for (; block < block_end; ++block) plain_tile<Product, R, 1>(a, row, block);
+}
+
+// Calls block_row with the compile-time row count that equals `rows`.
+template <class Product, int R = Product::kRows>
+static void block_rows(const MatmulArgs& a, int row, int rows, int block_begin, int block_end) {
+  if (rows == R) {
+    block_row<Product, R>(a, row, block_begin, block_end);
+  } else if constexpr (R > 1) {
+    block_rows<Product, R - 1>(a, row, rows, block_begin, block_end);
+  }
+}
+
+template <class Product>
+static void matmul(const MatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
+  for (int row = row_begin; row < row_end; row += Product::kRows) {
+    const int rows = row_end - row < Product::kRows ? row_end - row : Product::kRows;
+    block_rows<Product>(a, row, rows, block_begin, block_end);
+  }
+}
+
+}  // namespace ridgeline::RIDGELINE_ISA

@@ -1,0 +1,14 @@
+// Included last by each ISA's source file: names its kernels.
+#pragma once
+#include "kernels_attention.h"
+#include "kernels_matmul.h"
+#include "kernels_rowwise.h"
+
+namespace ridgeline::RIDGELINE_ISA {
+
+static const Kernels kTable = {
+    RIDGELINE_ISA_NAME,    matmul<F32Product>,   matmul<Bf16Product>,   norm,       rope<PagesF32>,
+    rope<PagesBf16>,       attend<F32Attention>, attend<Bf16Attention>, log_sum_exp,
+};
+
+}  // namespace ridgeline::RIDGELINE_ISA

@@ -1,0 +1,39 @@
+// Weights in the order in which the kernels read them. See MatmulArgs for the layout.
+#pragma once
+#include "kernels.h"
+#include "memory.h"
+
+namespace ridgeline {
+
+class Matrix {
+ public:
+  Matrix(int outputs, int inner, Format format);
+
+  // Packs `rows` x inner values, row-major, as outputs first .. first + rows - 1. Thread-safe for disjoint rows.
+  void pack(const float* values, int first, int rows);
+  void pack_bf16(const uint16_t* bits, int first, int rows);
+
+  // One output's weights as fp32: the embedding of a token.
+  void unpack_row(int output, float* out) const;
+
+  const void* data() const { return memory_.as<void>(); }
+  int outputs() const { return outputs_; }
+  int inner() const { return inner_; }
+  int padded_inner() const { return padded_inner_; }
+  int num_blocks() const { return num_blocks_; }
+  Format format() const { return format_; }
+  size_t bytes() const { return memory_.bytes(); }
+
+ private:
+  size_t index(int output, int k) const;
+
+  int outputs_, inner_, padded_inner_, num_blocks_;
+  Format format_;
+  Memory memory_;
+};
+
+// The nearest bf16, ties to even; NaN becomes the quiet NaN.
+uint16_t to_bf16(float x);
+float from_bf16(uint16_t bits);
+
+}  // namespace ridgeline

@@ -1,0 +1,172 @@
+// The Python face of the native core. Arrays cross as C-contiguous numpy arrays; everything else is plain numbers.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bandwidth.h"
+#include "cpu.h"
+#include "executor.h"
+#include "kernel_tests.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace ridgeline {
+namespace {
+
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bits2 = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <class Array>
+auto view(const Array& a) {
+  return std::span<const typename Array::Scalar>(a.data(), a.size());
+}
+
+template <class T>
+nb::object copied(const std::vector<T>& values, std::vector<size_t> shape) {
+  T* data = new T[values.size()];
+  std::copy(values.begin(), values.end(), data);
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T>(data, shape.size(), shape.data(), owner));
+}
+
+Format parse_format(const std::string& name) {
+  if (name == "fp32") return Format::kF32;
+  if (name == "bf16") return Format::kBf16;
+  throw std::invalid_argument("format '" + name + "': fp32 or bf16");
+}
+
+Epilogue parse_epilogue(const std::string& name) {
+  if (name == "store") return Epilogue::kStore;
+  if (name == "add") return Epilogue::kAdd;
+  if (name == "silu_mul") return Epilogue::kSiluMul;
+  throw std::invalid_argument("epilogue '" + name + "': store, add or silu_mul");
+}
+
+void check_rows(const Matrix& m, size_t inner, size_t first, size_t rows) {
+  if (inner != static_cast<size_t>(m.inner()) || first + rows > static_cast<size_t>(m.outputs()))
+    throw std::invalid_argument("rows do not fit the matrix");
+}
+
+void bind_executor(nb::module_& m) {
+  nb::class_<ModelShape>(m, "ModelShape")
+      .def(nb::init<>())
+      .def_rw("num_layers", &ModelShape::num_layers)
+      .def_rw("num_heads", &ModelShape::num_heads)
+      .def_rw("num_kv_heads", &ModelShape::num_kv_heads)
+      .def_rw("head_dim", &ModelShape::head_dim)
+      .def_rw("vocab", &ModelShape::vocab)
+      .def_rw("norm_eps", &ModelShape::norm_eps)
+      .def_rw("inverse_frequencies", &ModelShape::inverse_frequencies);
+
+  nb::class_<SamplerSetup>(m, "SamplerSetup")
+      .def(nb::init<>())
+      .def_rw("temperature", &SamplerSetup::temperature)
+      .def_rw("top_k", &SamplerSetup::top_k)
+      .def_rw("top_p", &SamplerSetup::top_p)
+      .def_rw("min_p", &SamplerSetup::min_p)
+      .def_rw("repetition_penalty", &SamplerSetup::repetition_penalty)
+      .def_rw("presence_penalty", &SamplerSetup::presence_penalty)
+      .def_rw("frequency_penalty", &SamplerSetup::frequency_penalty)
+      .def_rw("seed", &SamplerSetup::seed)
+      .def_rw("choice", &SamplerSetup::choice)
+      .def_rw("min_tokens", &SamplerSetup::min_tokens)
+      .def_rw("top_logprobs", &SamplerSetup::top_logprobs)
+      .def_rw("banned_ids", &SamplerSetup::banned_ids)
+      .def_rw("logit_bias", &SamplerSetup::logit_bias);
+
+  nb::class_<Executor>(m, "Executor")
+      .def(
+          "__init__",
+          [](Executor* self, const ModelShape& shape, const std::string& dtype, const std::string& kv_dtype,
+             int num_pages, int max_rows, int num_sampler_slots, int threads) {
+            new (self) Executor(shape, parse_format(dtype), parse_format(kv_dtype), num_pages, max_rows,
+                                num_sampler_slots, threads, choose_kernels());
+          },
+          "shape"_a, "dtype"_a, "kv_dtype"_a, "num_pages"_a, "max_rows"_a, "num_sampler_slots"_a, "threads"_a)
+      .def("add_buffer", &Executor::add_buffer, "width"_a, "per_logit_row"_a)
+      .def("add_matrix", &Executor::add_matrix, "outputs"_a, "inner"_a)
+      .def("add_vector", [](Executor& e, Floats values) { return e.add_vector(view(values)); }, "values"_a)
+      .def(
+          "pack",
+          [](Executor& e, int matrix, Floats2 values, int first) {
+            check_rows(e.matrix(matrix), values.shape(1), first, values.shape(0));
+            nb::gil_scoped_release unlocked;
+            e.matrix(matrix).pack(values.data(), first, static_cast<int>(values.shape(0)));
+          },
+          "matrix"_a, "values"_a, "first"_a)
+      .def(
+          "pack_bf16",
+          [](Executor& e, int matrix, Bits2 bits, int first) {
+            check_rows(e.matrix(matrix), bits.shape(1), first, bits.shape(0));
+            nb::gil_scoped_release unlocked;
+            e.matrix(matrix).pack_bf16(bits.data(), first, static_cast<int>(bits.shape(0)));
+          },
+          "matrix"_a, "bits"_a, "first"_a)
+      .def("add_embed", &Executor::add_embed, "matrix"_a, "out"_a)
+      .def("add_norm", &Executor::add_norm, "source"_a, "weight"_a, "out"_a, "width"_a)
+      .def(
+          "add_matmul",
+          [](Executor& e, int source, int matrix, int out, int bias, const std::string& epilogue) {
+            e.add_matmul(source, matrix, out, bias, parse_epilogue(epilogue));
+          },
+          "source"_a, "matrix"_a, "out"_a, "bias"_a, "epilogue"_a)
+      .def("add_rope_store", &Executor::add_rope_store, "layer"_a, "source"_a, "out"_a, "q_norm"_a, "k_norm"_a)
+      .def("add_attention", &Executor::add_attention, "layer"_a, "source"_a, "out"_a, "window"_a)
+      .def("add_gather", &Executor::add_gather, "source"_a, "out"_a)
+      .def("add_logits", &Executor::add_logits, "source"_a, "matrix"_a, "out"_a)
+      .def(
+          "open_sampler",
+          [](Executor& e, int slot, const SamplerSetup& setup, Ints prompt, Ints output) {
+            e.open_sampler(slot, setup, view(prompt), view(output));
+          },
+          "slot"_a, "setup"_a, "prompt"_a, "output"_a)
+      .def(
+          "submit",
+          [](Executor& e, Ints token_ids, Ints positions, Ints slots, Ints query_start, Ints context_len,
+             Ints2 block_tables, Ints logit_rows, Ints sampler_slots, Ints score_ids, Ints score_top,
+             bool want_logits) {
+            e.submit({view(token_ids), view(positions), view(slots), view(query_start), view(context_len),
+                      view(block_tables), static_cast<int>(block_tables.shape(1)), view(logit_rows),
+                      view(sampler_slots), view(score_ids), view(score_top), want_logits});
+          },
+          "token_ids"_a, "positions"_a, "slots"_a, "query_start"_a, "context_len"_a, "block_tables"_a, "logit_rows"_a,
+          "sampler_slots"_a, "score_ids"_a, "score_top"_a, "want_logits"_a)
+      .def("wait",
+           [](Executor& e) {
+             const StepResult* r;
+             {
+               nb::gil_scoped_release unlocked;
+               r = &e.wait();
+             }
+             const size_t rows = r->token_ids.size();
+             nb::object logits = nb::none();
+             if (!r->logits.empty()) logits = copied(r->logits, {rows, r->logits.size() / rows});
+             return nb::make_tuple(copied(r->token_ids, {rows}), copied(r->logprobs, {rows}),
+                                   copied(r->top_ids, {rows, kMaxTopLogprobs}),
+                                   copied(r->top_logprobs, {rows, kMaxTopLogprobs}), copied(r->finite, {rows}), logits,
+                                   r->duration_s);
+           })
+      .def_prop_ro("isa", &Executor::isa)
+      .def_prop_ro("weight_bytes", &Executor::weight_bytes)
+      .def_prop_ro("kv_bytes", &Executor::kv_bytes)
+      .def_prop_ro("buffer_bytes", &Executor::buffer_bytes);
+}
+
+}  // namespace
+}  // namespace ridgeline
+
+NB_MODULE(_native, m) {
+  m.doc() = "Ridgeline's native core: see native/ for the C++.";
+  ridgeline::bind_executor(m);
+  ridgeline::bind_kernel_tests(m);
+  m.def("isa", [] { return std::string(ridgeline::choose_kernels().name); }, "The ISA path of this process.");
+  m.def("read_bandwidth", &ridgeline::read_bandwidth, "num_bytes"_a, "threads"_a, "seconds"_a,
+        nb::call_guard<nb::gil_scoped_release>(), "Bytes per second that `threads` threads read from `num_bytes`.");
+}

@@ -1,0 +1,95 @@
+// Vec on AVX2 + FMA: 16 floats in two registers. See vec_generic.h for what each function means.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace ridgeline::RIDGELINE_ISA {
+
+struct Vec {
+  __m256 lo, hi;
+};
+
+#define RIDGELINE_BOTH(f, a, b) \
+  Vec { f((a).lo, (b).lo), f((a).hi, (b).hi) }
+
+static inline Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline void store(float* p, Vec x) {
+  _mm256_storeu_ps(p, x.lo);
+  _mm256_storeu_ps(p + 8, x.hi);
+}
+static inline Vec broadcast(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+static inline Vec zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+static inline Vec add(Vec a, Vec b) { return RIDGELINE_BOTH(_mm256_add_ps, a, b); }
+static inline Vec sub(Vec a, Vec b) { return RIDGELINE_BOTH(_mm256_sub_ps, a, b); }
+static inline Vec mul(Vec a, Vec b) { return RIDGELINE_BOTH(_mm256_mul_ps, a, b); }
+static inline Vec div(Vec a, Vec b) { return RIDGELINE_BOTH(_mm256_div_ps, a, b); }
+static inline Vec min(Vec a, Vec b) { return RIDGELINE_BOTH(_mm256_min_ps, a, b); }
+static inline Vec max(Vec a, Vec b) { return RIDGELINE_BOTH(_mm256_max_ps, a, b); }
+static inline Vec fma(Vec a, Vec b, Vec c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+#undef RIDGELINE_BOTH
+
+static inline Vec zero_where_less(Vec x, Vec a, Vec b) {
+  return {_mm256_and_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_NLT_UQ), x.lo),
+          _mm256_and_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_NLT_UQ), x.hi)};
+}
+
+static inline Vec keep_lanes(Vec x, int begin, int end, float other) {
+  const auto half = [&](__m256 v, int first) {
+    const __m256i lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(first));
+    const __m256i outside = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(begin), lane),
+                                            _mm256_cmpgt_epi32(lane, _mm256_set1_epi32(end - 1)));
+    return _mm256_blendv_ps(v, _mm256_set1_ps(other), _mm256_castsi256_ps(outside));
+  };
+  return {half(x.lo, 0), half(x.hi, 8)};
+}
+
+static inline Vec pow2_from_magic(Vec t) {
+  const auto half = [](__m256 v) {
+    const __m256i bits = _mm256_slli_epi32(_mm256_castps_si256(v), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(bits, _mm256_set1_epi32(0x3F800000)));
+  };
+  return {half(t.lo), half(t.hi)};
+}
+
+static inline void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
+  const __m256i lo = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i hi = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+  const __m256i high_half = _mm256_set1_epi32(static_cast<int>(0xFFFF0000u));
+  even = {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
+  odd = {_mm256_castsi256_ps(_mm256_and_si256(lo, high_half)), _mm256_castsi256_ps(_mm256_and_si256(hi, high_half))};
+}
+
+static inline Vec round_to_bf16(Vec x) {
+  const auto half = [](__m256 v) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7FFF)));
+    const __m256 kept =
+        _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
+    const __m256 quiet_nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC00000));
+    return _mm256_blendv_ps(kept, quiet_nan, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+  };
+  return {half(x.lo), half(x.hi)};
+}
+
+static inline float reduce_add(Vec x) {
+  const __m256 a = _mm256_add_ps(x.lo, x.hi);
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+
+static inline float reduce_max(Vec x) {
+  const __m256 a = _mm256_max_ps(x.lo, x.hi);
+  __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+
+// Sixteen registers hold half as many pairs of registers.
+constexpr int kRowsF32 = 2, kRowsBf16 = 1, kBlocks = 2, kQueries = 4;
+
+}  // namespace ridgeline::RIDGELINE_ISA

@@ -1,0 +1,71 @@
+// Vec on AVX-512: 16 floats in one register. See vec_generic.h for what each function means.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace ridgeline::RIDGELINE_ISA {
+
+struct Vec {
+  __m512 v;
+};
+
+static inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+static inline void store(float* p, Vec x) { _mm512_storeu_ps(p, x.v); }
+static inline Vec broadcast(float x) { return {_mm512_set1_ps(x)}; }
+static inline Vec zero() { return {_mm512_setzero_ps()}; }
+static inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+static inline Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+static inline Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+static inline Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+static inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+static inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+static inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+
+static inline Vec zero_where_less(Vec x, Vec a, Vec b) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_NLT_UQ), x.v)};
+}
+
+static inline Vec keep_lanes(Vec x, int begin, int end, float other) {
+  const __mmask16 keep = static_cast<__mmask16>(((1u << end) - 1u) & ~((1u << begin) - 1u));
+  return {_mm512_mask_mov_ps(_mm512_set1_ps(other), keep, x.v)};
+}
+
+static inline Vec pow2_from_magic(Vec t) {
+  const __m512i bits = _mm512_slli_epi32(_mm512_castps_si512(t.v), 23);
+  return {_mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(0x3F800000)))};
+}
+
+static inline void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
+  const __m512i bits = _mm512_loadu_si512(p);
+  even = {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16))};
+  odd = {_mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))))};
+}
+
+static inline Vec round_to_bf16(Vec x) {
+  const __m512i bits = _mm512_castps_si512(x.v);
+  const __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(lsb, _mm512_set1_epi32(0x7FFF)));
+  const __m512i kept = _mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+  return {_mm512_castsi512_ps(_mm512_mask_mov_epi32(kept, nan, _mm512_set1_epi32(0x7FC00000)))};
+}
+
+static inline float reduce_add(Vec x) {
+  __m256 a = _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+
+static inline float reduce_max(Vec x) {
+  __m256 a = _mm256_max_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+  __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+
+// Register blocks: rows x blocks accumulators must fit in 32 registers beside the operands.
+constexpr int kRowsF32 = 6, kRowsBf16 = 3, kBlocks = 4, kQueries = 8;
+
+}  // namespace ridgeline::RIDGELINE_ISA

@@ -1,0 +1,112 @@
+// Vec in plain C++: 16 floats in an array. It defines what the other ISAs' versions compute: every function is one
+// correctly rounded operation per lane, so that all ISA paths give the same bits.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace ridgeline::RIDGELINE_ISA {
+
+struct Vec {
+  float v[16];
+};
+
+template <class F>
+static inline Vec each_lane(F f) {
+  Vec r;
+  for (int i = 0; i < 16; ++i) r.v[i] = f(i);
+  return r;
+}
+
+static inline uint32_t bits_of(float x) {
+  uint32_t b;
+  std::memcpy(&b, &x, 4);
+  return b;
+}
+static inline float float_of(uint32_t b) {
+  float x;
+  std::memcpy(&x, &b, 4);
+  return x;
+}
+
+static inline Vec load(const float* p) {
+  return each_lane([&](int i) { return p[i]; });
+}
+static inline void store(float* p, Vec x) {
+  for (int i = 0; i < 16; ++i) p[i] = x.v[i];
+}
+static inline Vec broadcast(float x) {
+  return each_lane([&](int) { return x; });
+}
+static inline Vec zero() { return broadcast(0.0f); }
+static inline Vec add(Vec a, Vec b) {
+  return each_lane([&](int i) { return a.v[i] + b.v[i]; });
+}
+static inline Vec sub(Vec a, Vec b) {
+  return each_lane([&](int i) { return a.v[i] - b.v[i]; });
+}
+static inline Vec mul(Vec a, Vec b) {
+  return each_lane([&](int i) { return a.v[i] * b.v[i]; });
+}
+static inline Vec div(Vec a, Vec b) {
+  return each_lane([&](int i) { return a.v[i] / b.v[i]; });
+}
+// When a lane is unordered the second operand wins, as in SSE.
+static inline Vec min(Vec a, Vec b) {
+  return each_lane([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+static inline Vec max(Vec a, Vec b) {
+  return each_lane([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+// a * b + c, rounded once.
+static inline Vec fma(Vec a, Vec b, Vec c) {
+  return each_lane([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
+}
+
+// x, but +0 in the lanes where a < b; unordered lanes keep x.
+static inline Vec zero_where_less(Vec x, Vec a, Vec b) {
+  return each_lane([&](int i) { return a.v[i] < b.v[i] ? 0.0f : x.v[i]; });
+}
+
+// x in lanes begin <= i < end, `other` elsewhere.
+static inline Vec keep_lanes(Vec x, int begin, int end, float other) {
+  return each_lane([&](int i) { return i >= begin && i < end ? x.v[i] : other; });
+}
+
+// 2^n for t = n + 1.5 * 2^23, n an integer in -126..127: the low bits of such a t hold n.
+static inline Vec pow2_from_magic(Vec t) {
+  return each_lane([&](int i) { return float_of((bits_of(t.v[i]) << 23) + 0x3F800000u); });
+}
+
+// 16 pairs of bf16 -> the first and the second of each pair, as fp32.
+static inline void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
+  even = each_lane([&](int i) { return float_of(static_cast<uint32_t>(p[2 * i]) << 16); });
+  odd = each_lane([&](int i) { return float_of(static_cast<uint32_t>(p[2 * i + 1]) << 16); });
+}
+
+// To the nearest bf16 (ties to even), still as fp32; NaN becomes the quiet NaN.
+static inline Vec round_to_bf16(Vec x) {
+  return each_lane([&](int i) {
+    if (x.v[i] != x.v[i]) return float_of(0x7FC00000u);
+    const uint32_t b = bits_of(x.v[i]);
+    return float_of((b + 0x7FFFu + ((b >> 16) & 1u)) & 0xFFFF0000u);
+  });
+}
+
+// Lanes i and i + 8, then i + 4, i + 2, i + 1: the order that all ISAs share.
+template <class F>
+static inline float reduce(Vec x, F f) {
+  for (int half = 8; half >= 1; half /= 2)
+    for (int i = 0; i < half; ++i) x.v[i] = f(x.v[i], x.v[i + half]);
+  return x.v[0];
+}
+static inline float reduce_add(Vec x) {
+  return reduce(x, [](float a, float b) { return a + b; });
+}
+static inline float reduce_max(Vec x) {
+  return reduce(x, [](float a, float b) { return a > b ? a : b; });
+}
+
+constexpr int kRowsF32 = 2, kRowsBf16 = 1, kBlocks = 2, kQueries = 4;
+
+}  // namespace ridgeline::RIDGELINE_ISA

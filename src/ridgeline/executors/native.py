@@ -1,0 +1,242 @@
+"""The native executor: hands a program and its weights to the C++ core, then a step in one call.
+
+The core runs on its own threads: `submit` returns at once and Python goes on with the previous step's text while the
+step computes. Construction packs one weight at a time into the kernels' order, so the checkpoint is never held twice.
+
+Exactness (invariant 5) is the kernels' doing; see native/kernels_matmul.h and native/kernels_attention.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from ridgeline import _native  # type: ignore[attr-defined]
+from ridgeline.engine.plan import SamplerSetup, StepPlan, StepResult
+from ridgeline.errors import ConfigError, ExecutionError
+from ridgeline.model.program import (
+    Attention,
+    Embed,
+    GatherRows,
+    Logits,
+    Matmul,
+    Norm,
+    Op,
+    Program,
+    RopeStore,
+    weight_shapes,
+)
+from ridgeline.model.rope import inverse_frequencies
+from ridgeline.model.spec import ModelSpec
+
+PAGE_SIZE = 16  # what the attention kernels' page layout is made for
+LANES = 16  # outputs in a block of packed weights
+ARITHMETIC_VERSION = 1  # raise it when a kernel's accumulation order or rounding changes
+DTYPES = ("fp32", "bf16")
+PER_LOGIT_ROW = ("rows", "logits")  # buffers with a row per logit row, not per token
+
+
+class Weights(Protocol):
+    def read(self, name: str) -> np.ndarray: ...
+    def read_bf16(self, name: str) -> np.ndarray: ...
+
+
+class NativeHandle:
+    """A step under way on the core's threads."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def wait(self) -> StepResult:
+        token_ids, logprobs, top_ids, top_logprobs, finite, logits, duration_s = self._core.wait()
+        return StepResult(token_ids, logprobs, top_ids, top_logprobs, finite.astype(np.bool_), logits, duration_s)
+
+
+class NativeExecutor:
+    """Runs `program` on the CPU. `threads` is the number of compute threads, at least 1.
+
+    Raises ConfigError for a dtype, page size or shape that the kernels do not have.
+    """
+
+    page_size = PAGE_SIZE
+    batch_invariant = True
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Weights,
+        *,
+        dtype: str,
+        kv_dtype: str | None = None,
+        num_pages: int,
+        page_size: int = PAGE_SIZE,
+        max_step_tokens: int = 2048,
+        num_sampler_slots: int = 64,
+        threads: int,
+        progress: Callable[[str, float], None] | None = None,
+    ) -> None:
+        kv_dtype = kv_dtype or dtype
+        _check(program.spec, dtype, kv_dtype, page_size)
+        self.num_pages = num_pages
+        self.max_step_tokens = max_step_tokens
+        self.num_sampler_slots = num_sampler_slots
+        self.vocab_size = program.spec.vocab_size
+        self._core = _native.Executor(
+            _shape(program.spec),
+            dtype,
+            kv_dtype,
+            num_pages,
+            max_rows=max_step_tokens,
+            num_sampler_slots=num_sampler_slots,
+            threads=threads,
+        )
+        self.arithmetic_id = f"native-{ARITHMETIC_VERSION}-{self._core.isa}-{dtype}-{kv_dtype}"
+        _Builder(self._core, program, weights, dtype, progress).build()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of packed weights, as allocated."""
+        return int(self._core.weight_bytes)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV pages, the null page included."""
+        return int(self._core.kv_bytes)
+
+    def submit(self, plan: StepPlan) -> NativeHandle:
+        try:
+            for setup in plan.setups:
+                self._open_sampler(setup)
+            self._core.submit(
+                plan.token_ids,
+                plan.positions,
+                plan.slots,
+                plan.query_start,
+                plan.context_len,
+                plan.block_tables,
+                plan.logit_rows,
+                plan.sampler_slots,
+                plan.score_ids,
+                plan.score_top,
+                plan.want_logits,
+            )
+        except (ValueError, TypeError) as error:
+            raise ExecutionError(f"the native executor refused the step: {error}") from error
+        return NativeHandle(self._core)
+
+    def close(self) -> None:
+        """Frees weights, pages and threads."""
+        self._core = None
+
+    def _open_sampler(self, setup: SamplerSetup) -> None:
+        native = _native.SamplerSetup()
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+                     "frequency_penalty", "seed", "choice", "min_tokens", "top_logprobs"):  # fmt: skip
+            setattr(native, name, getattr(setup, name))
+        native.banned_ids = list(setup.banned_ids)
+        native.logit_bias = list(setup.logit_bias)
+        prompt, output = (np.array(ids, np.int32) for ids in (setup.prompt_ids, setup.output_ids))
+        self._core.open_sampler(setup.slot, native, prompt, output)
+
+
+def _check(spec: ModelSpec, dtype: str, kv_dtype: str, page_size: int) -> None:
+    for name, value in (("dtype", dtype), ("kv_dtype", kv_dtype)):
+        if value not in DTYPES:
+            raise ConfigError(f"{name} {value!r} is not served by the native executor", hint="known: fp32, bf16")
+    if dtype == "fp32" and kv_dtype == "bf16":
+        raise ConfigError("kv_dtype bf16 needs dtype bf16", hint="leave --kv-dtype out, or give --dtype bf16")
+    if page_size != PAGE_SIZE:
+        raise ConfigError(f"page size {page_size} is not served by the native executor", hint=f"it is {PAGE_SIZE}")
+
+
+def _shape(spec: ModelSpec) -> Any:
+    shape = _native.ModelShape()
+    shape.num_layers, shape.num_heads, shape.num_kv_heads = spec.num_layers, spec.num_heads, spec.num_kv_heads
+    shape.head_dim, shape.vocab, shape.norm_eps = spec.head_dim, spec.vocab_size, spec.norm_eps
+    shape.inverse_frequencies = inverse_frequencies(spec).astype(np.float32).tolist()
+    return shape
+
+
+class _Builder:
+    """Translates the program's names into the core's numbers, reading each weight once."""
+
+    def __init__(
+        self, core: Any, program: Program, weights: Weights, dtype: str, progress: Callable[[str, float], None] | None
+    ) -> None:
+        self._core = core
+        self._program = program
+        self._weights = weights
+        self._dtype = dtype
+        self._progress = progress
+        self._shapes = weight_shapes(program.spec)
+        self._matrices: dict[tuple[str, ...], int] = {}
+        self._buffers = {
+            name: core.add_buffer(width, name in PER_LOGIT_ROW) for name, width in program.widths.items()
+        }
+
+    def build(self) -> None:
+        ops = self._program.ops
+        for i, op in enumerate(ops):
+            self._add(op)
+            if self._progress:
+                self._progress("packing weights", (i + 1) / len(ops))
+
+    def _add(self, op: Op) -> None:
+        core, buffers = self._core, self._buffers
+        match op:
+            case Embed():
+                core.add_embed(self._matrix((op.weight,)), buffers[op.out])
+            case Norm():
+                width = self._program.widths[op.source]
+                core.add_norm(buffers[op.source], self._vector(op.weight), buffers[op.out], width)
+            case Matmul():
+                halves = op.epilogue == "silu_mul"
+                matrix, bias = self._matrix(op.weights, halves), self._bias(op.biases, halves)
+                core.add_matmul(buffers[op.source], matrix, buffers[op.out], bias, op.epilogue)
+            case RopeStore():
+                norms = [self._vector(name) if name else -1 for name in (op.q_norm, op.k_norm)]
+                core.add_rope_store(op.layer, buffers[op.source], buffers[op.out], *norms)
+            case Attention():
+                core.add_attention(op.layer, buffers[op.source], buffers[op.out], op.window or 0)
+            case GatherRows():
+                core.add_gather(buffers[op.source], buffers[op.out])
+            case Logits():
+                core.add_logits(buffers[op.source], self._matrix((op.weight,)), buffers[op.out])
+
+    def _matrix(self, names: tuple[str, ...], halves: bool = False) -> int:
+        """The matrix of these weights one below the other; a tied one is packed once."""
+        if names in self._matrices:
+            return self._matrices[names]
+        firsts, outputs = self._rows(names, halves)
+        index = self._core.add_matrix(outputs, self._shapes[names[0]][1])
+        for name, first in zip(names, firsts, strict=True):
+            if self._dtype == "bf16":
+                self._core.pack_bf16(index, np.ascontiguousarray(self._weights.read_bf16(name)), first)
+            else:
+                self._core.pack(index, np.ascontiguousarray(self._weights.read(name)), first)
+        self._matrices[names] = index
+        return index
+
+    def _bias(self, names: tuple[str, ...], halves: bool) -> int:
+        if not names:
+            return -1
+        firsts, outputs = self._rows(names, halves)
+        packed = np.zeros(-(-outputs // LANES) * LANES, np.float32)
+        for name, first in zip(names, firsts, strict=True):
+            packed[first : first + self._shapes[name][0]] = self._weights.read(name)
+        return int(self._core.add_vector(packed))
+
+    def _rows(self, names: tuple[str, ...], halves: bool) -> tuple[list[int], int]:
+        """First output of each part and the number of outputs. Halves (gate, value) start at whole blocks."""
+        firsts, end = [], 0
+        for name in names:
+            firsts.append(end)
+            end += self._shapes[name][0]
+            if halves:
+                end = -(-end // LANES) * LANES
+        return firsts, end
+
+    def _vector(self, name: str) -> int:
+        return int(self._core.add_vector(np.ascontiguousarray(self._weights.read(name))))
