@@ -1,0 +1,38 @@
+import gguf
+import numpy as np
+import pytest
+
+from ridgeline.errors import CheckpointError
+from ridgeline.quant.ggml_blocks import FORMATS, dequantize
+
+
+def random_blocks(type_name: str, num_blocks: int) -> np.ndarray:
+    """Every bit random, so that every field of the layout matters; scales may be infinite or NaN."""
+    rng = np.random.default_rng(7)
+    return rng.integers(0, 256, num_blocks * FORMATS[type_name].block_bytes, dtype=np.uint8)
+
+
+@pytest.mark.parametrize("type_name", FORMATS)
+def test_values_equal_the_gguf_package_bit_for_bit(type_name):
+    raw = random_blocks(type_name, 500)
+    rows = raw.reshape(-1, FORMATS[type_name].block_bytes)
+    with np.errstate(invalid="ignore"):
+        ours = dequantize(type_name, raw)
+        theirs = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[type_name]).reshape(-1)
+    assert ours.dtype == np.float32
+    numbers = np.isfinite(ours)
+    assert numbers.mean() > 0.8
+    np.testing.assert_array_equal(ours[numbers].view(np.uint32), theirs[numbers].view(np.uint32))
+    np.testing.assert_array_equal(ours, theirs)  # the same infinities and NaNs
+
+
+@pytest.mark.parametrize("type_name", FORMATS)
+def test_block_sizes_are_ggmls(type_name):
+    fmt = FORMATS[type_name]
+    assert (fmt.block_len, fmt.block_bytes) == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
+
+
+def test_a_type_that_cannot_be_decoded_is_refused_by_name():
+    with pytest.raises(CheckpointError, match="IQ4_XS") as caught:
+        dequantize("IQ4_XS", np.zeros(136, np.uint8))
+    assert "Q4_K" in (caught.value.hint or "")
