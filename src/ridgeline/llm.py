@@ -10,6 +10,7 @@ the interrupted call are aborted.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import signal
 import threading
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ridgeline.config import EngineConfig, ModelConfig, split
 from ridgeline.engine.request import Delta, FinishReason, Request, RequestMetrics, SamplingParams, TokenLogprob
-from ridgeline.errors import ConfigError, ExecutionError, OverloadedError, RequestError
+from ridgeline.errors import ExecutionError, OverloadedError, RequestError
 
 if TYPE_CHECKING:
     from ridgeline.engine.loop import Engine
@@ -239,12 +240,8 @@ def load_engine(
     from ridgeline.engine.loop import Engine
     from ridgeline.model.runtime import load_runtime
 
-    max_batch_tokens = engine_config.max_batch_tokens
-    if max_batch_tokens is not None and max_batch_tokens > model_config.max_step_tokens:
-        raise ConfigError(
-            f"max_batch_tokens = {max_batch_tokens} is above max_step_tokens = {model_config.max_step_tokens}",
-            hint="lower the first or raise the second",
-        )
+    rows = max(model_config.max_step_tokens, engine_config.max_batch_tokens or 0)
+    model_config = dataclasses.replace(model_config, max_step_tokens=rows)
     runtime = load_runtime(model, model_config, num_sampler_slots=engine_config.max_requests, progress=progress)
     engine = Engine(runtime.executor, runtime.tokenizer, engine_config, context_len=runtime.context_len)
     return runtime, engine

@@ -7,6 +7,7 @@ generation_config.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from ridgeline.config import EngineConfig, ModelConfig, Policy, SchedulerKind, ServerConfig
+from ridgeline.config import Admission, EngineConfig, ModelConfig, Policy, SchedulerKind, ServerConfig
 from ridgeline.engine.request import SamplingParams
 from ridgeline.errors import ConfigError
 from ridgeline.units import parse_bytes, parse_tokens
@@ -100,6 +101,10 @@ MODEL_OPTIONS: Group = {
         _model(int | None, "--threads", "Compute threads; the usable cores unless given.", min=1),
         ModelConfig.threads,
     ),
+    "executor": (
+        _model(Literal["native", "torch"], "--executor", "What computes; torch: plain PyTorch, slow, for comparison."),
+        ModelConfig.executor,
+    ),
     "weights": (
         _model(Literal["checkpoint", "random"], "--weights", "random: from a config.json alone, to measure speed."),
         ModelConfig.weights,
@@ -139,6 +144,12 @@ ENGINE_OPTIONS: Group = {
     "policy": (
         _engine(Policy, "--policy", "Who runs first: by arrival, or by the requests' priority field."),
         EngineConfig.policy,
+    ),
+    "admission": (
+        _engine(
+            Admission, "--admission", "reserve: pages for max_tokens are set aside; optimistic: preempt if need be."
+        ),
+        EngineConfig.admission,
     ),
     "kv_cache": (
         _engine(
@@ -206,7 +217,5 @@ SAMPLING_OPTIONS: Group = {
 
 def sampling_params(defaults: SamplingParams, options: dict[str, Any]) -> SamplingParams:
     """`defaults` with what was given on the command line in its place."""
-    import dataclasses
-
     given = {name: value for name, value in pick(SAMPLING_OPTIONS, options).items() if value not in (None, [])}
     return dataclasses.replace(defaults, **given)

@@ -14,9 +14,10 @@ def print_json(value: Any) -> None:
 
 
 @contextlib.contextmanager
-def loading(*, quiet: bool = False) -> Iterator[Callable[[str, float], None]]:
-    """A callback for `progress(stage, done share)`: a bar on a terminal, else a line per stage; nothing when quiet."""
-    if quiet:
+def loading(*, log: bool = False, quiet: bool = False) -> Iterator[Callable[[str, float], None]]:
+    """A callback for `progress(stage, done share)`: a bar when stderr is a terminal, else nothing, or with `log` a line
+    per stage."""
+    if quiet or not (log or sys.stderr.isatty()):
         yield lambda stage, share: None
     elif sys.stderr.isatty():
         with _bar() as callback:
@@ -29,7 +30,7 @@ def _stage_lines() -> Callable[[str, float], None]:
     seen: set[str] = set()
 
     def progress(stage: str, share: float) -> None:
-        if stage not in seen:
+        if share < 1.0 and stage not in seen:
             seen.add(stage)
             print(f"{stage} ...", file=sys.stderr, flush=True)
 

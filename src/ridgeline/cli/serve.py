@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.cli.options import ENGINE_OPTIONS, MODEL_OPTIONS, SERVER_OPTIONS, Model, pick, takes
 from ridgeline.cli.output import loading
 from ridgeline.config import EngineConfig, ModelConfig, ServerConfig, resolve
+from ridgeline.cost.memory import admissible_requests
 from ridgeline.errors import ConfigError
 from ridgeline.llm import DEFAULT_MODEL, load_engine
 from ridgeline.units import format_bytes
@@ -17,7 +18,9 @@ from ridgeline.units import format_bytes
 if TYPE_CHECKING:
     from ridgeline.engine.loop import Engine
     from ridgeline.model.runtime import ModelRuntime
-    from ridgeline.server.state import ServerState
+    from ridgeline.server.state import Served, ServerState
+
+_TYPICAL_LEN = 2500  # tokens, prompt and answer, of the users that the KV capacity is told in
 
 
 @takes(MODEL_OPTIONS, ENGINE_OPTIONS, SERVER_OPTIONS)
@@ -30,7 +33,7 @@ def serve(model: Model = DEFAULT_MODEL, **options: Any) -> int:
     server_config = _server_config(pick(SERVER_OPTIONS, options))
 
     def load() -> tuple[ModelRuntime, Engine]:
-        with loading() as progress:
+        with loading(log=True) as progress:
             return load_engine(model, model_config, engine_config, progress=progress)
 
     def announce(state: ServerState) -> None:
@@ -58,35 +61,41 @@ def _keys_of(path: Path) -> list[str]:
 
 def ready_lines(state: ServerState) -> list[str]:
     """What a person needs to know once the model is loaded, down to a command to copy."""
-    runtime, summary = state.require().runtime, state.summary()
-    kv_bytes = summary["kv_tokens"] * runtime.kv_bytes_per_token
-    capacity = (
-        f"{summary['kv_tokens']:,} tokens, {summary['typical_users']:,} users at {summary['typical_tokens']:,} tokens"
-    )
+    served = state.require()
+    runtime, executor = served.runtime, served.runtime.executor
+    num_pages = executor.num_pages - 1  # the null page holds nobody's tokens
+    kv_tokens = num_pages * executor.page_size
+    typical_len = min(_TYPICAL_LEN, runtime.context_len)
+    users = admissible_requests(num_pages, executor.page_size, typical_len)
     return [
-        f"serving   {state.url}/v1",
-        f"model     {', '.join(summary['models'])} ({runtime.spec.num_parameters / 1e6:,.0f} M parameters)",
+        f"serving   {_url(state)}",
+        f"model     {', '.join(served.names)} ({runtime.spec.num_parameters / 1e6:,.0f} M parameters)",
         f"format    {runtime.dtype}, KV cache {runtime.kv_dtype}",
         *(f"note      {notice}" for notice in runtime.notices),
-        f"context   {summary['context_len']:,} tokens",
-        f"KV cache  {format_bytes(kv_bytes)}: {capacity}",
+        f"context   {runtime.context_len:,} tokens",
+        f"KV cache  {format_bytes(kv_tokens * runtime.kv_bytes_per_token)}: {kv_tokens:,} tokens, "
+        f"{users:,} users at {typical_len:,} tokens",
         "",
         "try it:",
-        *curl_lines(state),
+        *_curl_lines(served, _url(state), needs_key=bool(state.config.api_keys)),
     ]
 
 
-def curl_lines(state: ServerState) -> list[str]:
+def _url(state: ServerState) -> str:
+    host = state.config.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{state.port}/v1"
+
+
+def _curl_lines(served: Served, url: str, *, needs_key: bool) -> list[str]:
     """A request to copy and paste."""
-    served = state.require()
     body: dict[str, Any] = {"model": served.names[0]}
     if served.runtime.chat_template is not None:
         endpoint, body["messages"] = "chat/completions", [{"role": "user", "content": "Hello!"}]
     else:
         endpoint, body["prompt"] = "completions", "Once upon a time"
     body["max_tokens"] = 50
-    key = "-H 'Authorization: Bearer YOUR_KEY' " if state.config.api_keys else ""
+    key = "-H 'Authorization: Bearer YOUR_KEY' " if needs_key else ""
     return [
-        f"  curl {state.url}/v1/{endpoint} {key}-H 'Content-Type: application/json' \\",
+        f"  curl {url}/{endpoint} {key}-H 'Content-Type: application/json' \\",
         f"    -d {shlex.quote(json.dumps(body))}",
     ]

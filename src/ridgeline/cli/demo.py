@@ -1,0 +1,174 @@
+"""`make demo`: the whole way, once, with a real server and a real client.
+
+Starts `ridgeline serve` on the bundled model as a process of its own, asks it something with OpenAI's client, prints
+the answer as it streams, and then how fast that was beside what this machine's memory allows (`cost/floor.py`):
+
+    TTFT = first event that carries text - request sent
+    TPOT = (last event - first event) / (output tokens - 1)
+    share of the limit = floor TPOT / measured TPOT
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from ridgeline.cost.bandwidth import read_bandwidth
+from ridgeline.cost.cores import usable_cores
+from ridgeline.cost.floor import decode_bytes
+from ridgeline.errors import RidgelineError
+from ridgeline.llm import DEFAULT_MODEL
+from ridgeline.units import format_bytes
+
+_DTYPE = "bf16"
+_QUESTION = "What is a roofline model in computing? Answer in three sentences."
+_MAX_TOKENS = 128
+_START_TIMEOUT_S = 300.0
+_STOP_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Of one streamed answer. Lengths are in tokens, as the server counts them."""
+
+    prompt_len: int
+    output_len: int
+    ttft_s: float
+    decode_s: float  # first until last event with text
+
+    @property
+    def tpot_s(self) -> float:
+        return self.decode_s / (self.output_len - 1)
+
+    @property
+    def mean_context_len(self) -> float:
+        """Of the decode steps, which run at prompt_len + 1 .. prompt_len + output_len - 1 tokens."""
+        return self.prompt_len + self.output_len / 2
+
+
+def main() -> int:
+    try:
+        with running_server(DEFAULT_MODEL, "--dtype", _DTYPE) as url:
+            print(f"\n> {_QUESTION}\n")
+            timing = ask(url, _QUESTION)
+        print("\n" + "\n".join(report(timing)))
+        return 0
+    except RidgelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+@contextlib.contextmanager
+def running_server(model: str, *options: str) -> Iterator[str]:
+    """A server process for the length of the block, which gets its base URL. Stopped by its pid, also after an error.
+
+    Raises ServerFailed, with the server's own words, when it does not come up.
+    """
+    port = _free_port()
+    command = [sys.executable, "-m", "ridgeline.cli", "serve", model, "--port", str(port), *options]
+    with tempfile.TemporaryDirectory() as directory:
+        log = Path(directory) / "server.log"
+        with log.open("w") as sink:
+            process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        try:
+            print(f"starting the server: ridgeline {' '.join(command[3:])}")
+            _wait_until_healthy(process, f"http://127.0.0.1:{port}/health", log)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            _stop(process)
+
+
+class ServerFailed(RidgelineError):
+    """The server process ended, or did not become ready in time; the message holds its log."""
+
+    code = "server_failed"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServerFailed(f"the server ended with status {process.returncode}; it said:\n{log.read_text()}")
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(url, timeout=1.0).is_success:
+                return
+        time.sleep(0.1)
+    raise ServerFailed(f"the server is not ready after {_START_TIMEOUT_S:.0f} s; it said:\n{log.read_text()}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def ask(url: str, question: str) -> Timing:
+    """Streams one greedy answer to stdout."""
+    from openai import OpenAI
+
+    client = OpenAI(base_url=url, api_key="none")
+    model = client.models.list().data[0].id
+    sent = time.perf_counter()
+    stream = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": question}],
+        temperature=0,
+        max_tokens=_MAX_TOKENS,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    first = last = 0.0
+    usage = None
+    for chunk in stream:
+        if chunk.choices and chunk.choices[0].delta.content:
+            last = time.perf_counter()
+            first = first or last
+            print(chunk.choices[0].delta.content, end="", flush=True)
+        usage = chunk.usage or usage
+    print()
+    if usage is None or usage.completion_tokens < 2:
+        raise ServerFailed("the answer is too short to measure")
+    return Timing(usage.prompt_tokens, usage.completion_tokens, first - sent, last - first)
+
+
+def report(timing: Timing) -> list[str]:
+    """The measured times beside the floor, from a bandwidth reading of the working set that decoding goes through."""
+    from ridgeline.model.resolve import load_spec, resolve_model
+
+    spec = load_spec(resolve_model(DEFAULT_MODEL))
+    num_bytes = decode_bytes(spec, dtype=_DTYPE, kv_dtype=_DTYPE, context_len=timing.mean_context_len)
+    threads = usable_cores()
+    bandwidth = read_bandwidth(num_bytes, threads=threads)
+    floor_s = num_bytes / bandwidth
+    return [
+        f"prompt     {timing.prompt_len} tokens, answer {timing.output_len} tokens",
+        f"TTFT       {timing.ttft_s * 1e3:.1f} ms",
+        f"TPOT       {timing.tpot_s * 1e3:.2f} ms = {1 / timing.tpot_s:.1f} tokens/s",
+        f"floor      {floor_s * 1e3:.2f} ms = {format_bytes(num_bytes)} of weights and KV per token "
+        f"at {bandwidth / 1e9:.1f} GB/s ({threads} threads)",
+        f"           {floor_s / timing.tpot_s:.0%} of this machine's limit",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Exit statuses and the shape of failures, which scripts rely on."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import ridgeline.cli.inspect
+from ridgeline.cli import main
+
+
+def test_an_error_is_a_line_and_a_hint_on_stderr(capsys):
+    assert main(["inspect", "smollm2-135n"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == ["error: unknown model 'smollm2-135n'", "hint: did you mean 'smollm2-135m'?"]
+
+
+def test_a_failing_json_command_prints_one_error_object(run_json):
+    status, printed = run_json("inspect", "smollm2-135n")
+    assert status == 1
+    assert printed == {
+        "error": {
+            "code": "config_error",
+            "message": "unknown model 'smollm2-135n'",
+            "hint": "did you mean 'smollm2-135m'?",
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["no-such-command"],
+        ["serve", "--max-req", "3"],
+        ["serve", "--dtype", "fp17"],
+        ["serve", "--kv-memory", "2 potatoes"],
+        ["serve", "--port", "70000"],
+        ["generate", "smollm2-135m"],
+        ["generate", "smollm2-135m", "hello", "--out", "x.jsonl"],
+        ["generate", "smollm2-135m", "hello", "--raw", "--system", "Be brief."],
+        ["chat", "smollm2-135m", "--model", "other"],
+    ],
+)
+def test_usage_errors_exit_2_before_anything_is_loaded(arguments, capsys):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err
+
+
+def test_a_usage_error_is_json_too(run_json):
+    status, printed = run_json("generate", "smollm2-135m")
+    assert status == 2
+    assert printed["error"]["code"] == "usage"
+    assert "PROMPT" in printed["error"]["message"]
+
+
+def test_json_after_a_double_dash_is_a_prompt(capsys):
+    assert main(["generate", "no/such/model.gguf", "--", "--json"]) == 1
+    assert capsys.readouterr().err.startswith("error: no/such/model.gguf")
+
+
+def test_ctrl_c_exits_130_without_a_traceback(monkeypatch, capsys):
+    def interrupt(model):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ridgeline.cli.inspect, "inspect_model", interrupt)
+    assert main(["inspect", "smollm2-135m"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_traceback(tiny_model):
+    command = [sys.executable, "-m", "ridgeline.cli", "inspect", tiny_model, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+        process.wait(60)
+    assert errors == ""
+    assert process.returncode == 1
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ridgeline {ridgeline.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import ridgeline", ["numpy", "torch", "typer", "fastapi", "tokenizers", "httpx"]),
+        ("from ridgeline import LLM, SamplingParams", ["torch", "typer", "fastapi", "tokenizers", "httpx"]),
+        ("import ridgeline.cli; ridgeline.cli._app()", ["torch", "fastapi", "tokenizers", "httpx"]),
+    ],
+)
+def test_imports_stay_light(statement, heavy):
+    program = f"{statement}\nimport json, sys\nprint(json.dumps([m for m in {heavy!r} if m in sys.modules]))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(result.stdout) == []
