@@ -8,6 +8,7 @@ softmax. In fp32 and fp64 it defines what is right. In bf16 it computes in fp32 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,7 @@ class TorchExecutor:
         max_step_tokens: int = 2048,
         num_sampler_slots: int = 64,
         threads: int | None = None,
+        progress: Callable[[str, float], None] | None = None,
     ) -> None:
         for name in (dtype, kv_dtype or dtype):
             if name not in DTYPES:
@@ -91,14 +93,20 @@ class TorchExecutor:
         self.arithmetic_id = f"torch-{torch.__version__}-{dtype}"
         self._dtype = DTYPES[dtype]
         self._rounds, self._rounds_kv = dtype == "bf16", (kv_dtype or dtype) == "bf16"
-        self._weights = {name: self._load(weights, name) for name in weight_shapes(program.spec)}
+        self._weights = self._load(weights, progress)
         self._frequencies = torch.tensor(inverse_frequencies(program.spec), dtype=self._dtype)
         self._kv = self._allocate_pages()  # [K or V, layers, slots, kv_heads, head_dim]
         self._samplers = SamplerSlots(self.vocab_size)
 
-    def _load(self, weights: Weights, name: str) -> Tensor:
-        weight = torch.tensor(weights.read(name), dtype=self._dtype)
-        return self._round(weight) if weight.ndim == 2 else weight  # norms and biases stay fp32
+    def _load(self, weights: Weights, progress: Callable[[str, float], None] | None) -> dict[str, Tensor]:
+        names = weight_shapes(self.program.spec)
+        loaded: dict[str, Tensor] = {}
+        for name in names:
+            weight = torch.tensor(weights.read(name), dtype=self._dtype)
+            loaded[name] = self._round(weight) if weight.ndim == 2 else weight  # norms and biases stay fp32
+            if progress:
+                progress("loading weights", len(loaded) / len(names))
+        return loaded
 
     def _allocate_pages(self) -> Tensor:
         spec, num_slots = self.program.spec, self.num_pages * self.page_size

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ridgeline.model.chat_template import ChatTemplate
     from ridgeline.model.tokenizer import Tokenizer
 
-Progress = Callable[[str, float], None]  # a stage's name and the share of it that is done
+Progress = Callable[[str, float], None]  # a stage's name, and the share of that stage that is done
 
 PAGE_SIZE = 16  # tokens
 KV_SHARE = 0.8  # of the memory that weights leave free: the rest is for activations, the server and the page cache
@@ -79,11 +79,11 @@ def load_runtime(
     weights = _open(files, spec, config)
     num_pages = _size_pages(spec, config, dtype, kv_dtype, num_sampler_slots)
     context_len = _choose_context_len(spec, config, num_pages, notices)
-    report("loading the tokenizer", 0.1)
+    report("loading the tokenizer", 0.0)
     tokenizer = load_tokenizer(files)
     chat_template = None if tokenizer is None else load_chat_template(files, tokenizer)
-    report("loading the weights", 0.2)
-    executor = _make_executor(program, weights, config, dtype, kv_dtype, num_pages, num_sampler_slots)
+    options = {"dtype": dtype, "kv_dtype": kv_dtype, "num_pages": num_pages, "num_sampler_slots": num_sampler_slots}
+    executor = _make_executor(program, weights, config, options, report)
     report("ready", 1.0)
     return ModelRuntime(
         name=files.name,
@@ -175,33 +175,29 @@ def _choose_context_len(spec: ModelSpec, config: ModelConfig, num_pages: int, no
 
 
 def _make_executor(
-    program: Program,
-    weights: Weights,
-    config: ModelConfig,
-    dtype: str,
-    kv_dtype: str,
-    num_pages: int,
-    num_sampler_slots: int,
+    program: Program, weights: Weights, config: ModelConfig, options: dict[str, Any], report: Progress
 ) -> Executor:
-    executor_class: Any
-    if config.executor == "native":
-        from ridgeline.executors.native import NativeExecutor as executor_class
-    else:
-        try:
-            from ridgeline.executors.torch import TorchExecutor as executor_class
-        except ImportError as error:
-            raise ConfigError("the torch executor needs PyTorch", hint="pip install 'ridgeline[torch]'") from error
     if config.threads is not None and config.threads < 1:
         raise ConfigError(f"threads = {config.threads}: at least 1 is needed")
-    executor: Executor = executor_class(
+    executor: Executor = _executor_class(config.executor)(
         program,
         weights,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        num_pages=num_pages,
         page_size=PAGE_SIZE,
         max_step_tokens=config.max_step_tokens,
-        num_sampler_slots=num_sampler_slots,
         threads=config.threads or usable_cores(),
+        progress=report,
+        **options,
     )
     return executor
+
+
+def _executor_class(name: str) -> Any:
+    if name == "native":
+        from ridgeline.executors.native import NativeExecutor
+
+        return NativeExecutor
+    try:
+        from ridgeline.executors.torch import TorchExecutor
+    except ImportError as error:
+        raise ConfigError("the torch executor needs PyTorch", hint="pip install 'ridgeline[torch]'") from error
+    return TorchExecutor

@@ -1,0 +1,141 @@
+"""What `load_runtime` decides: number format, KV pages, context; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from checkpoints import EOS_TOKEN_ID, make_gguf, make_hf
+from ridgeline.config import ModelConfig
+from ridgeline.errors import ConfigError
+from ridgeline.model import runtime as runtime_module
+from ridgeline.model.runtime import PAGE_SIZE, load_runtime
+from step_plans import Stepper
+
+KV_BYTES = 2 * 2 * 2 * 16 * 4  # K and V, layers, KV heads, head size, fp32
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return make_hf(tmp_path_factory.mktemp("runtime"), "llama")
+
+
+def load(path, *, num_sampler_slots: int = 4, **config):
+    return load_runtime(str(path), ModelConfig(**({"executor": "torch"} | config)), num_sampler_slots=num_sampler_slots)
+
+
+@pytest.mark.parametrize("executor", ["torch", "native"])
+def test_a_directory_becomes_a_runtime(directory, executor):
+    stages = []
+    runtime = load_runtime(str(directory), ModelConfig(executor=executor), progress=lambda *stage: stages.append(stage))
+    assert (runtime.name, runtime.dtype, runtime.kv_dtype) == (directory.name, "fp32", "fp32")
+    assert (runtime.context_len, runtime.kv_bytes_per_token, runtime.notices) == (512, KV_BYTES, ())
+    assert EOS_TOKEN_ID in runtime.tokenizer.eos_token_ids
+    ids = runtime.chat_template.encode([{"role": "user", "content": "the quick fox"}])
+    assert "the quick fox" in runtime.tokenizer.decode(ids)
+    assert len(Stepper(runtime.executor).greedy(ids, 3)) == 3
+    assert {"loading weights", "packing weights"} & {stage for stage, _ in stages}
+    assert stages[-1] == ("ready", 1.0)
+    runtime.close()
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "runs_as", "told"),
+    [
+        ("float32", "auto", "fp32", False),
+        ("bfloat16", "auto", "bf16", False),
+        ("float16", "auto", "bf16", True),
+        ("float16", "fp32", "fp32", False),
+        ("float32", "bf16", "bf16", False),
+    ],
+)
+def test_dtype_follows_the_checkpoint_and_a_conversion_is_told(tmp_path, stored, given, runs_as, told):
+    runtime = load(make_hf(tmp_path, "qwen2", dtype=stored), dtype=given)
+    assert (runtime.dtype, runtime.kv_dtype) == (runs_as, runs_as)
+    assert any("fp16" in notice for notice in runtime.notices) == told
+
+
+def test_a_quantized_gguf_runs_as_bf16_and_says_so(tmp_path):
+    runtime = load(make_gguf(make_hf(tmp_path, "qwen3"), tmp_path / "tiny.gguf", "Q8_0"))
+    assert (runtime.dtype, runtime.name) == ("bf16", "tiny")
+    assert any("Q8_0" in notice for notice in runtime.notices)
+    assert runtime.chat_template is not None
+
+
+def test_pages_never_exceed_what_the_requests_could_use(directory):
+    runtime = load(directory, num_sampler_slots=3)
+    assert runtime.executor.num_pages == 3 * 512 // PAGE_SIZE + 1
+    assert load(directory, num_sampler_slots=3, context=20).executor.num_pages == 3 * 2 + 1
+
+
+def test_given_kv_memory_is_used_and_bounds_the_context(directory):
+    page_bytes = PAGE_SIZE * KV_BYTES
+    runtime = load(directory, kv_memory=5 * page_bytes + 100)
+    assert (runtime.executor.num_pages, runtime.context_len) == (5, 4 * PAGE_SIZE)
+    assert any("64" in notice and "512" in notice for notice in runtime.notices)
+    halved = load(directory, kv_memory=5 * page_bytes, kv_dtype="bf16")
+    assert (halved.executor.num_pages, halved.kv_bytes_per_token) == (10, KV_BYTES // 2)
+
+
+def test_kv_gets_a_share_of_what_the_weights_leave(directory, monkeypatch):
+    weights = load(directory).spec.num_parameters * 4
+    monkeypatch.setattr(runtime_module, "available_memory", lambda: weights + 20 * PAGE_SIZE * KV_BYTES)
+    assert load(directory).executor.num_pages == 16
+
+
+@pytest.mark.parametrize(("config", "free_bytes"), [({"kv_memory": 1000}, 1 << 40), ({}, 420_000), ({}, 0)])
+def test_too_little_memory_is_refused_with_the_numbers(directory, monkeypatch, config, free_bytes):
+    monkeypatch.setattr(runtime_module, "available_memory", lambda: free_bytes)
+    with pytest.raises(ConfigError, match="two KV pages of 16 tokens need") as caught:
+        load(directory, **config)
+    assert caught.value.details["needed_bytes"] == 2 * PAGE_SIZE * KV_BYTES
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"dtype": "bf61"}, "bf61.*bf16"),
+        ({"dtype": "fp64", "executor": "native"}, "native executor has no dtype 'fp64'"),
+        ({"kv_dtype": "int3"}, "int3.*bf16"),
+        ({"executor": "nativ"}, "nativ.*native"),
+        ({"weights": "rndom"}, "rndom.*random"),
+        ({"threads": 0}, "threads = 0"),
+        ({"context": 513}, "513.*512"),
+        ({"context": 0}, "context = 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_by_name(directory, config, message):
+    with pytest.raises(ConfigError) as caught:
+        load(directory, **config)
+    assert caught.match(message)
+
+
+def test_a_config_alone_runs_with_random_weights_only(directory, tmp_path):
+    shutil.copy(directory / "config.json", tmp_path / "config.json")
+    runtime = load(tmp_path / "config.json", weights="random")
+    assert (runtime.tokenizer, runtime.chat_template) == (None, None)
+    first = Stepper(runtime.executor).logits([[3, 4, 5]])[0]
+    assert abs(first).max() > 0
+    again = load(tmp_path / "config.json", weights="random")
+    assert (Stepper(again.executor).logits([[3, 4, 5]])[0] == first).all()
+    with pytest.raises(ConfigError, match="no weights"):
+        load(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("file", "defaults"),
+    [
+        ({"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": True, "eos_token_id": 2},
+         {"temperature": 0.6, "top_k": 20, "top_p": 0.95}),
+        ({"eos_token_id": 2}, {}),
+        ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
+        ({"repetition_penalty": 1.1, "top_p": None}, {"repetition_penalty": 1.1}),
+    ],
+)  # fmt: skip
+def test_generation_defaults_come_from_the_checkpoint(directory, tmp_path, file, defaults):
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps(file))
+    assert load(tmp_path).generation_defaults == defaults
