@@ -85,7 +85,7 @@ def make_gguf(hf_directory: Path, path: Path, quantization: str = "F32") -> Path
     _add_tokenizer(writer, hf_directory)
     for name, tensor in tensors.items():
         values = tensor.float().numpy()
-        if config["model_type"] == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if config["model_type"] == "llama" and any(proj in name for proj in (".q_proj.", ".k_proj.")):
             values = _interleave_pairs(values, config["head_dim"])
         kind = gguf.GGMLQuantizationType[quantization if values.ndim == 2 else "F32"]
         writer.add_tensor(_gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -170,7 +170,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, hf_directory: Path) -> None:
 
 def _interleave_pairs(weight: np.ndarray, head_dim: int) -> np.ndarray:
     """Half-split rotary rows to llama.cpp's adjacent pairs: row (half, i) of a head becomes row (i, half)."""
-    halves = weight.reshape(-1, 2, head_dim // 2, weight.shape[1])
+    halves = weight.reshape(-1, 2, head_dim // 2, *weight.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
 
 

@@ -85,10 +85,12 @@ def test_families_sharded_tied_or_not(family, tied, tmp_path):
     assert sum(weights.read(name).size for name in weights.shapes) == spec.num_parameters
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_gguf_rows_come_back_in_half_split_order(family, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "options"), [("llama", {"attention_bias": True, "mlp_bias": True}), ("qwen2", {}), ("qwen3", {})]
+)
+def test_gguf_rows_come_back_in_half_split_order(family, options, tmp_path):
     """The file of a llama model has permuted q and k rows, of the others not; we serve the same for both."""
-    directory = make_hf(tmp_path / "m", family)
+    directory = make_hf(tmp_path / "m", family, **options)
     _, weights = open_path(make_gguf(directory, tmp_path / "m.gguf"))
     assert_equals_file(weights, stored_tensors(directory))
 
