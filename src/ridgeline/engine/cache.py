@@ -60,7 +60,6 @@ class Cache:
         self.pool.check()
         counts = Counter(page for request in holders for page in request.pages)
         for page, count in counts.items():
-            assert self.pool.num_holders(page) == count, (
-                f"page {page}: {count} requests hold it, the pool says otherwise"
-            )
+            known = self.pool.num_holders(page)
+            assert known == count, f"{count} requests hold page {page}, the pool says {known}"
         assert len(counts) == self.pool.num_held, f"{self.pool.num_held} pages held, {len(counts)} of them by requests"

@@ -16,22 +16,16 @@ from typing import Protocol
 
 from ridgeline.engine.outcome import Outcome
 from ridgeline.engine.request import Delta, FinishReason, Request
-from ridgeline.engine.text import TextStream
+from ridgeline.engine.text import TextStream, TextTokenizer
 
 _log = logging.getLogger(__name__)
 
 
-class Tokenizer(Protocol):
+class Tokenizer(TextTokenizer, Protocol):
     """What the engine needs of `model/tokenizer.py`."""
 
     @property
-    def vocab_size(self) -> int: ...
-    @property
     def eos_token_ids(self) -> Collection[int]: ...
-    @property
-    def strips_leading_space(self) -> bool: ...
-    def token_bytes(self, token_id: int, /) -> bytes: ...
-    def is_control(self, token_id: int, /) -> bool: ...
 
 
 class Delivery:

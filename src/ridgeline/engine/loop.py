@@ -145,7 +145,7 @@ class Engine:
 
     def _check_queue(self) -> None:
         num_running = len(self._scheduler.running)
-        num_waiting = len(self._requests) - num_running
+        num_waiting = len(self._scheduler.waiting) + len(self._submitted)
         retry_after_s = max(1.0, self._counters.run_s / max(1, num_running))
         if self._closing:
             raise OverloadedError("the server is shutting down", retry_after_s=retry_after_s)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ridgeline.engine.plan import NULL_PAGE
 from ridgeline.errors import ConfigError
 
 
@@ -65,6 +66,7 @@ class PagePool:
         """Raises AssertionError when invariant 1 is broken. O(pages): for tests and for an idle engine."""
         free = set(self._free)
         assert len(free) == len(self._free), "a page is twice on the free list"
-        assert 0 not in free and self._num_holders[0] == 0, "the null page was handed out"
+        assert NULL_PAGE not in free, "the null page is on the free list"
+        assert self._num_holders[NULL_PAGE] == 0, "the null page has a holder"
         for page, count in enumerate(self._num_holders[1:], start=1):
             assert (count == 0) == (page in free), f"page {page} has {count} holders and free is {page in free}"

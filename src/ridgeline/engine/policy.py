@@ -1,4 +1,4 @@
-"""The scheduler's judgements, each a small function or class: who goes first, what must fit, how long a chunk may be."""
+"""The scheduler's judgements, each small and replaceable: who goes first, what must fit, how long a chunk may be."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def reserved_pages(request: Request, admission: Admission, page_size: int) -> in
     """The pages that a request needs set aside, in all, to be started or kept beside others.
 
     reserve: those of its final length when `max_tokens` was given; such requests never preempt each other.
-    optimistic, and any request without `max_tokens`, whose final length says nothing: one page ahead of what it has now.
-    That uses memory better, and preempts when the guess was wrong; the page ahead keeps a request that has just been
-    preempted from coming back only to be preempted again.
+    optimistic, and any request without `max_tokens`, whose final length says nothing: one page ahead of what it has
+    now. That uses memory better, and preempts when the guess was wrong; the page ahead keeps a request that has just
+    been preempted from coming back only to be preempted again.
     """
     if admission == "reserve" and request.params.max_tokens is not None:
         return pages_needed(request.final_len, page_size)
@@ -36,8 +36,8 @@ def reserved_pages(request: Request, admission: Admission, page_size: int) -> in
 class PrefillPacer:
     """Bounds the prefill tokens beside running decodes, so that a step takes about `target_gap_s`.
 
-    The rate is measured on steps that are mostly prefill. A chunk that took less than the target raises the next one, so
-    that it finds the right size from the smallest upward.
+    The rate is measured on steps that are mostly prefill. A chunk that took less than the target raises the next one,
+    so that it finds the right size from the smallest upward.
     """
 
     MIN_TOKENS = 16

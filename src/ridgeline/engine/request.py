@@ -147,7 +147,7 @@ class Request:
     pages: list[int] = field(default_factory=list)
     sampler_slot: int | None = None  # while running
     needs_setup: bool = False  # its sampler slot has to be filled with the next step
-    last_step: int = -1  # the last step that it had a share of
+    last_turn: int = 0  # when it last had a share of a step; the scheduler counts shares
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the positions scored so far
     timeline: Timeline = field(default_factory=Timeline)
 

@@ -51,7 +51,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._config = config
         self._free_slots = list(range(self.max_running - 1, -1, -1))
-        self._num_steps = 0
+        self._num_turns = 0
         self._batch_size = 0  # of the latest static batch
 
     @property
@@ -72,7 +72,6 @@ class Scheduler:
 
     def schedule(self, now: float) -> list[Chunk]:
         """The next step; empty when nothing can run now. `now` is the time on the engine's clock."""
-        self._num_steps += 1
         step = _Step(self.max_tokens)
         self._schedule_running(step, now)
         if step.num_preempted == 0:  # else a victim would come straight back
@@ -96,7 +95,7 @@ class Scheduler:
         """Decodes, those that waited longest first, so that a small budget goes round; then prefills by rank."""
         decodes = [r for r in self.running if r.num_remaining_tokens == 1]
         prefills = [r for r in self.running if r.num_remaining_tokens > 1]
-        for request in sorted(decodes, key=lambda r: r.last_step):
+        for request in sorted(decodes, key=lambda r: r.last_turn):
             self._schedule_one(request, step, now)
         if step.shares:
             step.cap_room(self.pacer.max_prefill_tokens(step.room))
@@ -114,7 +113,8 @@ class Scheduler:
             if victim is request:
                 return
         step.give(request, count)
-        request.last_step = self._num_steps
+        self._num_turns += 1
+        request.last_turn = self._num_turns
 
     def _preempt(self, victim: Request, step: _Step, now: float) -> None:
         step.take_back(victim)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine_runs import Client, make_request
+from ridgeline.config import EngineConfig
+from ridgeline.engine.policy import PrefillPacer, outranks, rank, reserved_pages
+from ridgeline.engine.request import Request
+
+
+def arrived(arrival: int, priority: int = 0) -> Request:
+    request = make_request([1], Client(), priority)
+    request.arrival = arrival
+    return request
+
+
+def test_fcfs_ignores_priority() -> None:
+    first, second = arrived(0, priority=9), arrived(1, priority=-9)
+    assert rank(first, "fcfs") < rank(second, "fcfs")
+    assert not outranks(second, first, "fcfs")
+
+
+def test_priority_orders_by_priority_then_arrival() -> None:
+    requests = [arrived(0, 1), arrived(1, 0), arrived(2, 1), arrived(3, -1)]
+    order = sorted(requests, key=lambda r: rank(r, "priority"))
+    assert [r.arrival for r in order] == [3, 1, 0, 2]
+    assert outranks(requests[3], requests[0], "priority")
+    assert not outranks(requests[2], requests[0], "priority"), "equal priorities do not displace each other"
+
+
+def reserve(admission: Any, *, prompt: int, output: int = 0, final_len: int, given: bool) -> int:
+    max_tokens = final_len - prompt
+    request = make_request([1] * prompt, Client(), max_tokens=max_tokens if given else None)
+    request.max_tokens = max_tokens
+    request.output_ids = [1] * output
+    return reserved_pages(request, admission, page_size=16)
+
+
+def test_a_given_length_is_reserved_whole_and_an_unknown_one_a_page_ahead() -> None:
+    assert reserve("reserve", prompt=2000, final_len=2500, given=True) == 157
+    assert reserve("reserve", prompt=2000, final_len=2500, given=False) == 126
+    assert reserve("optimistic", prompt=2000, final_len=2500, given=True) == 126
+    assert reserve("optimistic", prompt=2000, output=490, final_len=2500, given=True) == 157
+
+
+def pacer(**config: Any) -> PrefillPacer:
+    return PrefillPacer(EngineConfig(**config))
+
+
+def test_chunks_beside_decodes_start_small_and_follow_the_measured_rate() -> None:
+    p = pacer(target_gap_s=0.1)
+    assert p.max_prefill_tokens(2048) == 16
+    p.observe(100, 100, duration_s=0.1)
+    assert p.max_prefill_tokens(2048) == 100
+    p.observe(300, 300, duration_s=0.1)  # the mean of 1,000 and 3,000 tokens/s
+    assert p.max_prefill_tokens(2048) == 200
+    assert p.max_prefill_tokens(50) == 50
+
+
+def test_a_slow_machine_still_prefills() -> None:
+    p = pacer(target_gap_s=0.1)
+    p.observe(100, 100, duration_s=100.0)
+    assert p.max_prefill_tokens(2048) == 16
+
+
+@pytest.mark.parametrize(
+    ("prefill", "total", "duration_s"), [(0, 64, 0.1), (15, 15, 0.1), (20, 60, 0.1), (64, 64, 0.0)]
+)
+def test_only_steps_that_are_mostly_prefill_are_measured(prefill: int, total: int, duration_s: float) -> None:
+    p = pacer()
+    p.observe(prefill, total, duration_s)
+    assert p.max_prefill_tokens(2048) == 16
+
+
+def test_a_given_budget_is_not_paced() -> None:
+    assert pacer(max_batch_tokens=512).max_prefill_tokens(500) == 500
