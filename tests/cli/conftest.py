@@ -5,11 +5,9 @@ import json
 import pytest
 
 from checkpoints import make_hf
+from quick import QUICK_OPTIONS
 from ridgeline.cli import main
 from ridgeline.llm import LLM
-
-# Small buffers and one thread: the commands start in milliseconds.
-QUICK = ["--kv-memory", "1MB", "--threads", "1", "--executor", "torch"]
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +17,7 @@ def tiny_model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llm(tiny_model):
-    with LLM(tiny_model, kv_memory=1_000_000, threads=1, executor="torch") as llm:
+    with LLM(tiny_model, kv_memory=1_000_000, **QUICK_OPTIONS) as llm:
         yield llm
 
 

@@ -1,0 +1,123 @@
+"""`ridgeline generate`, run in this process on a tiny random model."""
+
+import io
+import json
+
+import pytest
+
+from quick import QUICK
+from ridgeline import SamplingParams
+from ridgeline.cli import main
+
+GREEDY = ["--temperature", "0", "--max-tokens", "6", "--ignore-eos"]
+PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+PROMPT = "the quick brown fox"
+
+
+def chat_ids(llm, text, system=None):
+    before = [{"role": "system", "content": system}] if system else []
+    return llm.render([*before, {"role": "user", "content": text}])
+
+
+def test_streams_the_answer_through_the_chat_template(tiny_model, llm, capsys):
+    assert main(["generate", tiny_model, PROMPT, *GREEDY, *QUICK]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == llm.generate(chat_ids(llm, PROMPT), PARAMS)[0].text + "\n"
+    assert captured.err.startswith("(cut: ")
+
+
+def test_system_message(tiny_model, llm, capsys):
+    assert main(["generate", tiny_model, PROMPT, "--system", "run", *GREEDY, *QUICK]) == 0
+    assert capsys.readouterr().out == llm.generate(chat_ids(llm, PROMPT, "run"), PARAMS)[0].text + "\n"
+
+
+def test_raw_prompt_from_stdin(tiny_model, llm, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(PROMPT))
+    assert main(["generate", tiny_model, "-", "--raw", *GREEDY, *QUICK]) == 0
+    assert capsys.readouterr().out == llm.generate(PROMPT, PARAMS)[0].text + "\n"
+
+
+def test_json(tiny_model, llm, run_json):
+    status, printed = run_json("generate", tiny_model, PROMPT, "--raw", "--logprobs", "1", *GREEDY, *QUICK)
+    [expected] = llm.generate(PROMPT, PARAMS)
+    assert status == 0
+    assert printed["text"] == expected.text
+    assert printed["token_ids"] == expected.token_ids
+    assert printed["finish_reason"] == "length"
+    assert printed["model"] == "tiny-llama"
+    assert printed["metrics"]["num_output_tokens"] == 6
+    assert [entry["token_id"] for entry in printed["logprobs"]] == expected.token_ids
+
+
+def test_a_refused_prompt_is_an_error_object(tiny_model, run_json):
+    status, printed = run_json("generate", tiny_model, "the " * 600, *GREEDY, *QUICK)
+    assert status == 1
+    assert printed["error"]["code"] == "context_length_exceeded"
+    assert "512" in printed["error"]["message"]
+
+
+LINES = [
+    {"prompt": PROMPT, "max_tokens": 3, "temperature": 0, "ignore_eos": True},
+    "not json at all",
+    {"prompt": PROMPT, "max_token": 3},
+    {"prompt": "the " * 600},
+    {"messages": [{"role": "user", "content": PROMPT}], "temperature": 0},
+    {"prompt": [3, 4, 5], "temperature": 0},
+    {
+        "custom_id": "a",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "max_completion_tokens": 6},
+    },
+    {"custom_id": "b", "url": "/v1/completions", "body": {"prompt": PROMPT, "temperature": 0, "ignore_eos": True}},
+    {"custom_id": "c", "body": {"prompt": PROMPT, "n": 2}},
+]
+
+
+@pytest.fixture
+def batch_file(tmp_path):
+    lines = [line if isinstance(line, str) else json.dumps(line) for line in LINES]
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n\n".join(lines) + "\n")
+    return path
+
+
+def test_batch_file(tiny_model, llm, batch_file, tmp_path, capsys):
+    out = tmp_path / "out.jsonl"
+    flags = ["--max-tokens", "6", "--ignore-eos", *QUICK]
+    assert main(["generate", tiny_model, "--batch-file", str(batch_file), "--out", str(out), *flags]) == 0
+    assert capsys.readouterr().err == "9 requests, 4 failed\n"
+    results = [json.loads(line) for line in out.read_text().splitlines()]
+    own, envelopes = results[:6], results[6:]
+    [in_chat] = llm.generate(chat_ids(llm, PROMPT), PARAMS)
+
+    assert own[0]["token_ids"] == in_chat.token_ids[:3]
+    assert own[1]["error"]["code"] == "invalid_json"
+    assert "line 3" in own[1]["error"]["message"]
+    assert "max_tokens" in own[2]["error"]["hint"]
+    assert own[3]["error"]["code"] == "context_length_exceeded"
+    assert own[4]["text"] == in_chat.text
+    assert own[5]["token_ids"] == llm.generate([3, 4, 5], PARAMS)[0].token_ids
+    assert [result["index"] for result in own] == [0, 2, 4, 6, 8, 10]  # lines of the file
+
+    assert [result["custom_id"] for result in envelopes] == ["a", "b", "c"]
+    body = envelopes[0]["response"]["body"]
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": in_chat.text}
+    assert body["usage"]["completion_tokens"] == 6
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    long = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    assert envelopes[1]["response"]["body"]["choices"][0]["text"] == llm.generate(PROMPT, long)[0].text
+    assert envelopes[2]["response"] is None
+    assert envelopes[2]["error"]["message"].startswith("n is 2")
+
+
+def test_a_batch_on_stdout_is_jsonl_and_nothing_else(tiny_model, batch_file, capsys):
+    assert main(["generate", tiny_model, "--batch-file", str(batch_file), "--max-tokens", "2", *QUICK]) == 0
+    assert len([json.loads(line) for line in capsys.readouterr().out.splitlines()]) == len(LINES)
+
+
+def test_a_batch_with_json_prints_its_summary(tiny_model, batch_file, tmp_path, run_json):
+    out = str(tmp_path / "out.jsonl")
+    batch = ["--batch-file", str(batch_file), "--out", out, "--max-tokens", "2"]
+    assert run_json("generate", tiny_model, *batch, *QUICK) == (0, {"requests": 9, "failed": 4, "out": out})
