@@ -73,6 +73,13 @@ class TestPaths:
         with pytest.raises(ConfigError, match=r"holds 2 \.gguf files .*other\.gguf, tiny\.Q4_0\.gguf"):
             resolve_model(str(path.parent))
 
+    def test_a_config_in_the_hub_cache_is_named_by_its_snapshot_not_by_the_blob_it_links_to(self, tmp_path):
+        (tmp_path / "blobs").mkdir()
+        (tmp_path / "blobs" / "f00d").write_text("{}")
+        (tmp_path / "snapshot").mkdir()
+        (tmp_path / "snapshot" / "config.json").symlink_to(tmp_path / "blobs" / "f00d")
+        assert resolve_model("snapshot/config.json").name == "snapshot"
+
     def test_a_config_alone(self):
         path = GOLDEN / "Qwen3-0.6B" / "config.json"
         files = resolve_model(str(path))

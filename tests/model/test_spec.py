@@ -108,9 +108,12 @@ REFUSED = {
     "model_type is None": golden("SmolLM2-135M", model_type=None),
     "must be LlamaForCausalLM": golden("SmolLM2-135M", architectures=["LlamaForSequenceClassification"]),
     "hidden_act is 'gelu'": golden("SmolLM2-135M", hidden_act="gelu"),
-    "rope_type is 'yarn'": golden("Qwen3-0.6B", rope_scaling={"rope_type": "yarn", "factor": 4.0}),
+    "rope_type is 'yarn'": golden("Qwen3-0.6B", rope_scaling={"rope_type": "yarn", "factor": 4.0, "beta_fast": 32}),
     "rope_type is 'dynamic'": golden("Qwen3-0.6B", rope_scaling={"type": "dynamic", "factor": 4.0}),
     "mrope_section is not supported": golden("Qwen3-0.6B", rope_scaling={"type": "default", "mrope_section": [1]}),
+    "high_freq_factor is 1, not above low_freq_factor 1": golden(
+        "Llama-3.1-8B", rope_scaling=golden("Llama-3.1-8B")["rope_scaling"] | {"high_freq_factor": 1.0}
+    ),
     "rope_scaling: factor is missing": golden("Qwen3-0.6B", rope_scaling={"type": "linear"}),
     "partial_rotary_factor other than 1": golden("SmolLM2-135M", partial_rotary_factor=0.5),
     "quantization_config is {": golden("SmolLM2-135M", quantization_config={"quant_method": "gptq"}),
@@ -213,7 +216,14 @@ def test_what_a_gguf_may_not_have_is_refused_by_name(message):
     assert message in caught.value.message
 
 
-@pytest.mark.parametrize(("factors", "found"), [(None, "missing"), ([1.0] * 7, "7 values")])
-def test_gguf_rope_factors_must_be_given_and_fit(factors, found):
-    with pytest.raises(ConfigError, match=f"{found}, head size 16 needs 8"):
+@pytest.mark.parametrize(
+    ("factors", "problem"),
+    [
+        (None, "missing, head size 16 needs 8"),
+        ([1.0] * 7, "7 values, head size 16 needs 8"),
+        ([0.0] * 8, "not all above 0"),
+    ],
+)
+def test_gguf_rope_factors_must_be_given_and_fit(factors, problem):
+    with pytest.raises(ConfigError, match=problem):
         gguf_spec(tensors=("rope_freqs.weight",), rope_factors=factors)

@@ -14,7 +14,7 @@ from ridgeline.errors import CheckpointError, ConfigError
 ID_PATTERN = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 _PREFIX = "models--"
 _FILES = ("*.json", "*.safetensors", "*.jinja")  # no pickles, no other frameworks
-_SUBDIRECTORIES = "*/*"  # other formats of the same weights
+_COPIES = ("*/*", "consolidated*")  # the same weights again, in other layouts
 
 
 def cache_dir() -> Path:
@@ -78,7 +78,7 @@ def _download(model_id: str) -> Path:
     try:
         path = Path(
             snapshot_download(
-                model_id, cache_dir=cache_dir(), allow_patterns=list(_FILES), ignore_patterns=[_SUBDIRECTORIES]
+                model_id, cache_dir=cache_dir(), allow_patterns=list(_FILES), ignore_patterns=list(_COPIES)
             )
         )
     except Exception as error:  # the package lets its HTTP client's errors through: no common base

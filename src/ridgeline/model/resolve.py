@@ -96,7 +96,7 @@ def _at_path(path: Path) -> ModelFiles:
     if path.suffix == ".gguf":
         return ModelFiles(path.stem, "gguf", path)
     if path.suffix == ".json":
-        return ModelFiles(path.resolve().parent.name, "config", path)
+        return ModelFiles(path.absolute().parent.name, "config", path)
     raise ConfigError(f"{path}: not a checkpoint directory, a .gguf file or a config.json")
 
 

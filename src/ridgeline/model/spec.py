@@ -6,6 +6,7 @@ A spec describes; whether this program can run it is `program.supports(spec)`. `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,10 @@ _UNSUPPORTED_GGUF = (
     "embedding_scale", "residual_scale", "logit_scale", "rope.scale_linear",
 )  # fmt: skip
 
+_ROPE_KEYS = (
+    "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
+    "original_max_position_embeddings", "partial_rotary_factor",
+)  # fmt: skip
 _STORED_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _GGUF_FILE_TYPES = {
     0: "fp32", 1: "fp16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
@@ -158,29 +163,25 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
     """Base and scaling, from `rope_theta` and `rope_scaling`, or `rope_parameters` (since transformers 5) for both."""
     key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     rope = Fields(fields.get(key) or {}, f"{fields.source}: {key}")
-    known = ("rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
-             "original_max_position_embeddings", "partial_rotary_factor")  # fmt: skip
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in ("default", "linear", "llama3"):
+        raise rope.error("rope_type", f"is {short(kind)}: not supported", "supported: default, linear, llama3")
     for name in rope.values:
-        if name not in known:
-            raise rope.error(name, "is not supported", nearest(name, list(known)))
-    theta = rope.number("rope_theta", fields.number("rope_theta", _DEFAULT_ROPE_THETA))
+        if name not in _ROPE_KEYS:
+            raise rope.error(name, "is not supported", nearest(name, list(_ROPE_KEYS)))
     for holder in (fields, rope):
         if holder.number("partial_rotary_factor", 1.0) != 1.0:
             raise holder.error("partial_rotary_factor", "other than 1 is not supported")
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    theta = rope.number("rope_theta", fields.number("rope_theta", _DEFAULT_ROPE_THETA))
     if kind == "default":
         return theta, None
     if kind == "linear":
         return theta, RopeScaling("linear", rope.number("factor"))
-    if kind != "llama3":
-        raise rope.error("rope_type", f"is {kind!r}: not supported", "supported: default, linear, llama3")
-    return theta, RopeScaling(
-        "llama3",
-        rope.number("factor"),
-        rope.number("low_freq_factor"),
-        rope.number("high_freq_factor"),
-        rope.count("original_max_position_embeddings"),
-    )
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if not low < high:
+        raise rope.error("high_freq_factor", f"is {high:g}, not above low_freq_factor {low:g}")
+    original_len = rope.count("original_max_position_embeddings")
+    return theta, RopeScaling("llama3", rope.number("factor"), low, high, original_len)
 
 
 def _windows(fields: Fields, architecture: str, num_layers: int) -> tuple[int | None, ...]:
@@ -286,4 +287,6 @@ def _gguf_rope_scaling(
     if factors is None or len(factors) != head_dim // 2:
         found = "missing" if factors is None else f"{len(factors)} values"
         raise ConfigError(f"{fields.source}: rope_freqs.weight: {found}, head size {head_dim} needs {head_dim // 2}")
+    if not all(0 < factor < math.inf for factor in factors):
+        raise ConfigError(f"{fields.source}: rope_freqs.weight holds {min(factors)}..{max(factors)}, not all above 0")
     return RopeScaling("factors", max(factors), factors=tuple(factors))

@@ -92,6 +92,24 @@ def _q4_1(blocks: Bytes) -> Float32:
     return w
 
 
+def _fifth_bits(packed: Bytes) -> Bytes:
+    """4 bytes a block to [blocks, 32] values 0 or 16: bit j belongs to weight j."""
+    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
+
+
+def _q5_0(blocks: Bytes) -> Float32:
+    """As Q4_0 with a fifth bit: fp16 d; 4 bytes of fifth bits; 16 bytes of nibbles; w = d * (q - 16)."""
+    q = _nibbles(blocks[:, 6:]).reshape(-1, 32) | _fifth_bits(blocks[:, 2:6])
+    return (q.view(np.int8) - np.int8(16)) * _half(blocks, 0)
+
+
+def _q5_1(blocks: Bytes) -> Float32:
+    """As Q4_1 with a fifth bit: fp16 d, m; 4 bytes of fifth bits; 16 bytes of nibbles; w = d * q + m."""
+    w = (_nibbles(blocks[:, 8:]).reshape(-1, 32) | _fifth_bits(blocks[:, 4:8])) * _half(blocks, 0)
+    w += _half(blocks, 2)
+    return w
+
+
 def _k_scales(blocks: Bytes) -> tuple[Float32, Float32]:
     """Scale and minimum of the 8 sub-blocks of Q4_K and Q5_K: fp32 [blocks, 8, 1] each.
 
@@ -142,6 +160,8 @@ FORMATS = {
     "Q8_0": BlockFormat(32, 34, _q8_0),
     "Q4_0": BlockFormat(32, 18, _q4_0),
     "Q4_1": BlockFormat(32, 20, _q4_1),
+    "Q5_0": BlockFormat(32, 22, _q5_0),
+    "Q5_1": BlockFormat(32, 24, _q5_1),
     "Q4_K": BlockFormat(256, 144, _q4_k),
     "Q5_K": BlockFormat(256, 176, _q5_k),
     "Q6_K": BlockFormat(256, 210, _q6_k),
