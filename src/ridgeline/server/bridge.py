@@ -53,6 +53,11 @@ class Bridge:
         self._lock = threading.Lock()
         self._outbox: list[tuple[Generation, int, Delta]] = []
 
+    @property
+    def num_live(self) -> int:
+        """API requests under way."""
+        return len(self._live)
+
     def submit(self, work: Work) -> Generation:
         """Starts `work`, whole or not at all. Raises CapacityError or OverloadedError of the engine."""
         generation = Generation(self, work)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from ridgeline.config import nearest
 from ridgeline.errors import OverloadedError, RequestError, RidgelineError
@@ -31,7 +32,7 @@ def timed_out(limit_s: float) -> RequestError:
         f"the request was not finished within {limit_s:g} s, this server's limit",
         code="request_timeout",
         status=504,
-        hint="ask for fewer tokens, stream, or raise --request-timeout-s",
+        hint="ask for fewer tokens, stream, or raise --request-timeout",
         limit_s=limit_s,
     )
 
@@ -86,8 +87,7 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         message, hint = f"{request.method} {request.url.path}: {str(error.detail).lower()}", None
         if error.status_code == 404:
-            paths = [route.path for route in app.routes if hasattr(route, "path")]
-            hint = nearest(request.url.path, paths)
+            hint = nearest(request.url.path, [path for path in _paths(app) if "{" not in path])
         code = _HTTP_CODES.get(error.status_code, "http_error")
         response = error_response(RequestError(message, code=code, status=error.status_code, hint=hint))
         response.headers.update(error.headers or {})
@@ -99,6 +99,10 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RidgelineError, on_ridgeline)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(Exception, on_bug)
+
+
+def _paths(app: FastAPI) -> list[str]:
+    return [route.path for route in app.routes if isinstance(route, Route)]
 
 
 def _param(error: RidgelineError) -> str | None:

@@ -28,7 +28,7 @@ class Usage(Struct):
 class Timings(Struct):
     """Seconds. prepare + queue + prefill + decode = e2e; `kv_wait_s` lies inside prefill and decode."""
 
-    prepare_s: float  # body read until submitted: template and tokenization
+    prepare_s: float  # from arrival until submitted: body, template, tokenization
     queue_s: float
     prefill_s: float
     decode_s: float

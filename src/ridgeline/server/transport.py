@@ -108,7 +108,7 @@ def _too_large(num_bytes: int, max_bytes: int) -> RequestError:
         f"the body has at least {num_bytes:,} bytes, this server takes {max_bytes:,}",
         code="body_too_large",
         status=413,
-        hint="send less, or raise --max-body-bytes",
+        hint="send less, or raise --max-body",
         body_bytes=num_bytes,
         max_body_bytes=max_bytes,
     )

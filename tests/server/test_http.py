@@ -1,0 +1,117 @@
+"""Keys, limits, CORS and the shape of what goes wrong below the endpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scripted_server import LiveServer, Start, chat
+
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Any:
+    from scripted_server import serving
+
+    with serving() as start:
+        yield start(api_keys=("first-key", "second-key"), cors_origins=("https://ui.example",), max_body_bytes=2000)
+
+
+@pytest.mark.parametrize("key", ["first-key", "second-key"])
+def test_a_known_key_opens(guarded: LiveServer, key: str) -> None:
+    response = guarded.post(PATH, chat("say:a"), headers={"authorization": f"Bearer {key}"})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "header", [None, "Bearer wrong", "Bearer", "first-key", "Basic first-key", "Bearer first-keyy"]
+)
+def test_no_other_key_does(guarded: LiveServer, header: str | None) -> None:
+    headers = {} if header is None else {"authorization": header}
+    for response in (
+        guarded.post(PATH, chat("say:a"), headers=headers),
+        guarded.get("/metrics", headers=headers),
+        guarded.get("/v1/models", headers=headers),
+        guarded.get("/nowhere", headers=headers),
+    ):
+        assert response.status_code == 401
+        assert response.headers["www-authenticate"] == "Bearer"
+        error = response.json()["error"]
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+
+
+def test_health_needs_no_key(guarded: LiveServer) -> None:
+    assert guarded.get("/health").status_code == 200
+
+
+def test_cors_only_where_asked_for(guarded: LiveServer, server: LiveServer) -> None:
+    origin = {"origin": "https://ui.example"}
+    preflight = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    assert guarded.http.options(PATH, headers=preflight).headers["access-control-allow-origin"] == origin["origin"]
+    assert guarded.get("/health", headers=origin).headers["access-control-allow-origin"] == origin["origin"]
+    assert "access-control-allow-origin" not in guarded.get("/health", headers={"origin": "https://x.example"}).headers
+    assert "access-control-allow-origin" not in server.get("/health", headers=origin).headers
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["content-length", "chunked"])
+def test_a_body_too_large(guarded: LiveServer, declared: bool) -> None:
+    body = b'{"model": "' + b"x" * 3000 + b'"}'
+    headers = {"authorization": "Bearer first-key", "content-type": "application/json"}
+    response = guarded.http.post(PATH, content=body if declared else iter([body]), headers=headers)
+    assert response.status_code == 413
+    error = response.json()["error"]
+    assert (error["code"], error["max_body_bytes"]) == ("body_too_large", 2000)
+    assert guarded.get("/health").status_code == 200
+
+
+def test_a_body_that_is_not_declared_as_json(server: LiveServer) -> None:
+    response = server.http.post(PATH, data={"model": "scripted"})
+    assert response.status_code == 415
+    assert "application/json" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/chat/completion", 404, "path_not_found"),
+        ("GET", PATH, 405, "method_not_allowed"),
+        ("POST", "/health", 405, "method_not_allowed"),
+        ("GET", "/v1/models/", 404, "model_not_found"),
+    ],
+)
+def test_wrong_paths_and_methods(server: LiveServer, method: str, path: str, status: int, code: str) -> None:
+    response = server.http.request(method, path)
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert error["code"] == code
+    assert {"message", "type", "param", "code"} <= error.keys()
+
+
+def test_an_unknown_path_names_the_nearest(server: LiveServer) -> None:
+    message = server.get("/v1/chat/completion").json()["error"]["message"]
+    assert "did you mean '/v1/chat/completions'" in message
+
+
+def test_a_fault_of_ours_is_a_plain_500(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.state.served.engine, "stats", lambda: 1 / 0)
+    response = server.get("/health")
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+
+
+def test_full_queue_says_when_to_come_back(start: Start) -> None:
+    from ridgeline.config import EngineConfig
+
+    server = start(engine=EngineConfig(max_requests=1, max_waiting=2))
+    server.executor.gate.close()
+    response = server.post("/v1/completions", {"model": "scripted", "prompt": ["a"] * 5})
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) >= 1
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "overloaded")
+    server.executor.gate.open()
+    body = server.wait_idle()  # those that were accepted before the queue was full are gone
+    assert body["free_pages"] == body["total_pages"]
+    assert server.post(PATH, chat("say:a")).status_code == 200

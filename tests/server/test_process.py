@@ -1,0 +1,117 @@
+"""A real server process with a real (tiny, random) checkpoint, and the `openai` client."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from checkpoints import make_hf
+
+DEADLINE_S = 120.0
+MESSAGES = [{"role": "user", "content": "Tell me about the sea."}]
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """The server, ready; it must end well at SIGTERM."""
+    checkpoint = make_hf(tmp_path_factory.mktemp("checkpoint"), "llama")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "ridgeline.cli", "serve", str(checkpoint), "--port", str(port)]
+    options = ["--threads", "1", "--kv-memory", "8MB", "--api-key", "secret", "--served-model-name", "tiny"]
+    server = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    server.url = f"http://127.0.0.1:{port}"  # type: ignore[attr-defined]
+    try:
+        wait_until_ready(server)
+        yield server
+    finally:
+        server.send_signal(signal.SIGTERM)
+        output, _ = server.communicate(timeout=DEADLINE_S)
+        assert server.returncode == 0, output
+        assert "tiny" in output
+
+
+def wait_until_ready(server: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    with httpx.Client() as client:
+        while time.monotonic() < deadline:
+            assert server.poll() is None, server.communicate()[0]
+            try:
+                if client.get(f"{server.url}/health").status_code == 200:  # type: ignore[attr-defined]
+                    return
+            except httpx.TransportError:
+                os.sched_yield()
+    raise AssertionError(f"the server was not ready in {DEADLINE_S} s")
+
+
+@pytest.fixture(scope="module")
+def client(process: subprocess.Popen[str]) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{process.url}/v1", api_key="secret", max_retries=0, timeout=DEADLINE_S)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_chat_streamed_and_whole(client: openai.OpenAI, temperature: float) -> None:
+    fields = {"model": "tiny", "messages": MESSAGES, "max_tokens": 24, "temperature": temperature, "seed": 7, "n": 2}
+    whole = client.chat.completions.create(**fields)  # type: ignore[call-overload]
+    texts, usage = ["", ""], None
+    options = {"include_usage": True}
+    for chunk in client.chat.completions.create(**fields, stream=True, stream_options=options):  # type: ignore[call-overload]
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+        usage = chunk.usage
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert usage == whole.usage
+    assert usage.prompt_tokens_details.cached_tokens == 0
+    assert (texts[0] == texts[1]) == (temperature == 0)
+
+
+def test_logprobs_of_a_real_distribution(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=5, temperature=0, logprobs=True, top_logprobs=3
+    )
+    for token in answer.choices[0].logprobs.content:
+        assert token.logprob == token.top_logprobs[0].logprob  # greedy takes the likeliest
+        ordered = [top.logprob for top in token.top_logprobs]
+        assert ordered == sorted(ordered, reverse=True)
+        assert ordered[0] < 0
+
+
+def test_completion_with_echo(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="tiny", prompt="The sea", max_tokens=4, echo=True, logprobs=2, seed=1)
+    choice = answer.choices[0]
+    assert choice.text.startswith("The sea")
+    assert choice.logprobs.token_logprobs[0] is None
+    assert len(choice.logprobs.tokens) == answer.usage.total_tokens
+
+
+def test_errors_are_the_clients_own(client: openai.OpenAI, process: subprocess.Popen[str]) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=-1)
+    assert caught.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="huge", messages=MESSAGES)
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=client.base_url, api_key="guess", max_retries=0).models.list()
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert next(iter(client.models.list())).id == "tiny"
+
+
+def test_a_busy_port_ends_a_second_server_with_one_line(process: subprocess.Popen[str], tmp_path: Path) -> None:
+    port = process.url.rpartition(":")[2]  # type: ignore[attr-defined]
+    command = [sys.executable, "-m", "ridgeline.cli", "serve", str(tmp_path), "--port", port]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert second.returncode == 1
+    assert f"port {port} on 127.0.0.1 is in use" in second.stderr
+    assert "Traceback" not in second.stderr
