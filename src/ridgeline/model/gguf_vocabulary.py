@@ -77,7 +77,7 @@ def from_gguf(metadata: Mapping[str, Any], chat_templates: Mapping[str, str], *,
     backend.add_tokens(list(file.added().values()))
     backend.encode_special_tokens = True
     bos = file.named_id("bos")
-    eos = {file.named_id(name) for name in ("eos", "eot", "eom")} - {None}
+    eos = {i for name in ("eos", "eot", "eom") if (i := file.named_id(name)) is not None}
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     named_ids = {variable: file.named_id(name) for name, variable in names.items()}
     return Vocabulary(
@@ -99,7 +99,7 @@ class _File:
 
     def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
         self._metadata = metadata
-        self._source = source
+        self.source = source
         self.tokens: list[str] = self.array("tokens")
         self.types: list[int] = self.array("token_type")
         if len(self.types) != len(self.tokens):
@@ -110,7 +110,7 @@ class _File:
     def array(self, name: str) -> list[Any]:
         values = self._metadata.get(f"tokenizer.ggml.{name}")
         if not isinstance(values, list):
-            raise CheckpointError(f"{self._source}: has no tokenizer.ggml.{name}", hint="convert the model again")
+            raise CheckpointError(f"{self.source}: has no tokenizer.ggml.{name}", hint="convert the model again")
         return values
 
     def named_id(self, name: str) -> int | None:
@@ -118,7 +118,7 @@ class _File:
         token_id = self._metadata.get(f"tokenizer.ggml.{name}_token_id")
         if token_id is not None and not 0 <= token_id < len(self.tokens):
             raise CheckpointError(
-                f"{self._source}: {name} token {token_id:,} is outside the vocabulary of {len(self.tokens):,} tokens"
+                f"{self.source}: {name} token {token_id:,} is outside the vocabulary of {len(self.tokens):,} tokens"
             )
         return token_id
 
@@ -152,7 +152,7 @@ def _byte_level(file: _File, rule: _WordRule) -> Tokenizer:
     try:
         model = models.BPE(vocab=file.ids, merges=merges, ignore_merges=rule.whole_words)
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{file._source}: tokens and merges do not fit together: {error}") from error
+        raise CheckpointError(f"{file.source}: tokens and merges do not fit together: {error}") from error
     backend = Tokenizer(model)
     if rule.nfc:
         backend.normalizer = normalizers.NFC()
@@ -192,7 +192,7 @@ def _merges_by_score(file: _File) -> list[tuple[str, str]]:
     """Every way to make a normal token of two others, the token with the best score first."""
     scores = file.array("scores")
     if len(scores) != len(file.tokens):
-        raise CheckpointError(f"{file._source}: {len(file.tokens):,} tokens but {len(scores):,} scores")
+        raise CheckpointError(f"{file.source}: {len(file.tokens):,} tokens but {len(scores):,} scores")
     pieces = {token: i for token, i in file.ids.items() if file.types[i] == NORMAL}
     merges: list[tuple[str, str]] = []
     for piece in sorted(pieces, key=lambda piece: -scores[pieces[piece]]):

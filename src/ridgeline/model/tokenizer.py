@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from ridgeline.errors import RequestError
 from ridgeline.model.chat_template import read_chat_templates
 from ridgeline.model.gguf_vocabulary import SPACE_MARK, from_gguf
-from ridgeline.model.vocabulary import Vocabulary, from_directory
+from ridgeline.model.hf_vocabulary import from_directory
+from ridgeline.model.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
