@@ -63,7 +63,9 @@ def make_request(prompt: Sequence[int], client: Callable[[Delta], None], priorit
 
 
 def make_engine(executor: FakeExecutor, *, context_len: int = CONTEXT_LEN, **config: Any) -> Engine:
-    return Engine(executor, FakeTokenizer(), EngineConfig(**config), context_len=context_len, clock=Clock())
+    """As many places as the executor has, unless `max_requests` says otherwise."""
+    settings = EngineConfig(**{"max_requests": executor.num_sampler_slots} | config)
+    return Engine(executor, FakeTokenizer(), settings, context_len=context_len, clock=Clock())
 
 
 def submit(engine: Engine, prompt: Sequence[int], priority: int = 0, **params: Any) -> tuple[Request, Client]:

@@ -37,7 +37,7 @@ class FakeExecutor:
         num_pages: int = 64,
         page_size: int = 4,
         max_step_tokens: int = 64,
-        num_sampler_slots: int = 8,
+        num_sampler_slots: int = 64,
         vocab_size: int = 258,
         next_token: Callable[[Int32], int] = letter_after,
         fail_steps: frozenset[int] = frozenset(),
@@ -53,6 +53,7 @@ class FakeExecutor:
         self.closed = False
         self._tokens = np.full(num_pages * page_size, NO_TOKEN, np.int32)
         self._positions = np.full(num_pages * page_size, -1, np.int32)
+        self._order = np.arange(num_pages * page_size, dtype=np.int32)
         self._num_known: dict[int, int] = {}  # sampler slot -> prompt and output tokens that it has seen
 
     def submit(self, plan: StepPlan) -> FakeHandle:
@@ -86,11 +87,10 @@ class FakeExecutor:
 
     def _context(self, plan: StepPlan, s: int, length: int) -> Int32:
         """The first `length` tokens of sequence `s`, from its pages."""
-        positions = np.arange(length)
-        pages = plan.block_tables[s][positions // self.page_size]
+        pages = plan.block_tables[s, : -(-length // self.page_size)]
         assert NULL_PAGE not in pages, "the block table ends before the sequence does"
-        slots = pages * self.page_size + positions % self.page_size
-        assert np.array_equal(self._positions[slots], positions), "a page holds another sequence's positions"
+        slots = (pages[:, None] * self.page_size + self._order[: self.page_size]).ravel()[:length]
+        assert np.array_equal(self._positions[slots], self._order[:length]), "a page holds another sequence's positions"
         return self._tokens[slots]
 
     def _sample(self, plan: StepPlan) -> StepResult:

@@ -9,7 +9,7 @@ from fakes import FakeExecutor
 from ridgeline.config import EngineConfig
 from ridgeline.engine.admission import Limits, check_request
 from ridgeline.engine.loop import Engine
-from ridgeline.errors import CapacityError, OverloadedError, RequestError
+from ridgeline.errors import CapacityError, ConfigError, OverloadedError, RequestError
 
 LIMITS = Limits(context_len=100, pool_tokens=60, vocab_size=50, has_tokenizer=True)
 
@@ -93,3 +93,19 @@ def test_a_full_queue_is_refused_with_a_time_to_come_back() -> None:
     submit(engine, [4], max_tokens=5)
     engine.run_until_idle()
     assert engine.stats().finished["length"] == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"max_batch_tokens": 65}, "max_batch_tokens is 65, this executor was built for 1 to 64"),
+        ({"max_batch_tokens": 0}, "max_batch_tokens is 0"),
+        ({"max_requests": 9}, "max_requests is 9, this executor was built for 1 to 8"),
+        ({"max_waiting": 0}, "max_waiting is 0"),
+        ({"target_gap_s": float("nan")}, "target_gap_s is nan"),
+        ({"static_wait_s": -1.0}, "static_wait_s is -1.0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_engine(FakeExecutor(num_sampler_slots=8, max_step_tokens=64), **config)

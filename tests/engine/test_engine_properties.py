@@ -22,7 +22,16 @@ def alone(prompt: tuple[int, ...], max_tokens: int, stop: tuple[str, ...]) -> Cl
 
 
 def engines() -> st.SearchStrategy[Engine]:
-    def build(pages: int, page_size: int, step_tokens: int, slots: int, nan: bool, **config: object) -> Engine:
+    def build(
+        pages: int,
+        page_size: int,
+        step_tokens: int,
+        slots: int,
+        nan: bool,
+        share: float,
+        is_auto: bool,
+        **config: object,
+    ) -> Engine:
         executor = FakeExecutor(
             num_pages=pages,
             page_size=page_size,
@@ -30,7 +39,8 @@ def engines() -> st.SearchStrategy[Engine]:
             num_sampler_slots=slots,
             is_nan=(lambda context: context[0] == 13 and len(context) > 6) if nan else None,
         )
-        return make_engine(executor, static_wait_s=0.0, **config)
+        budget = None if is_auto else max(1, round(share * step_tokens))
+        return make_engine(executor, static_wait_s=0.0, max_batch_tokens=budget, **config)
 
     return st.builds(
         build,
@@ -39,7 +49,8 @@ def engines() -> st.SearchStrategy[Engine]:
         step_tokens=st.integers(1, 40),
         slots=st.integers(1, 5),
         nan=st.booleans(),
-        max_batch_tokens=st.sampled_from([None, 1, 7, 16]),
+        share=st.floats(0, 1),
+        is_auto=st.booleans(),
         scheduler=st.sampled_from(["continuous", "continuous", "static"]),
         policy=st.sampled_from(["fcfs", "priority"]),
         admission=st.sampled_from(["reserve", "optimistic"]),

@@ -1,4 +1,4 @@
-"""Admission: what is refused before it is queued, because it could never run.
+"""Admission: what is refused before it is queued, because it could never run, and settings that could never work.
 
 Every refusal names the parameter and gives the numbers. What passes here fits alone in context and pool, so that the
 scheduler can always finish its most important request.
@@ -8,10 +8,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.config import EngineConfig
 from ridgeline.engine.request import Request
-from ridgeline.errors import CapacityError, RequestError
+from ridgeline.errors import CapacityError, ConfigError, RequestError
 
 TOO_LONG = "context_length_exceeded"
+
+
+def check_config(config: EngineConfig, *, max_step_tokens: int, num_sampler_slots: int) -> None:
+    """Raises ConfigError for settings out of range, or beyond what the executor was built for."""
+    batch_tokens = config.max_batch_tokens
+    for name, value, most in (
+        ("max_batch_tokens", max_step_tokens if batch_tokens is None else batch_tokens, max_step_tokens),
+        ("max_requests", config.max_requests, num_sampler_slots),
+    ):
+        if not 1 <= value <= most:
+            raise ConfigError(f"{name} is {value}, this executor was built for 1 to {most}")
+    for name in ("max_waiting", "target_gap_s", "stuck_after_s"):
+        if not getattr(config, name) > 0:
+            raise ConfigError(f"{name} is {getattr(config, name)}, it must be above 0")
+    if not config.static_wait_s >= 0:
+        raise ConfigError(f"static_wait_s is {config.static_wait_s}, it must be at least 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ridgeline.config import EngineConfig
-from ridgeline.engine.admission import Limits, check_request
+from ridgeline.engine.admission import Limits, check_config, check_request
 from ridgeline.engine.batch import LogitRow, build_plan
 from ridgeline.engine.cache import Cache
 from ridgeline.engine.delivery import Delivery, Tokenizer
@@ -48,6 +48,7 @@ class Engine:
         context_len: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        check_config(config, max_step_tokens=executor.max_step_tokens, num_sampler_slots=executor.num_sampler_slots)
         pool = PagePool(executor.num_pages)
         self._executor = executor
         self._config = config
@@ -60,12 +61,7 @@ class Engine:
             has_tokenizer=tokenizer is not None,
         )
         self._cache = Cache(pool, executor.page_size)
-        self._scheduler = Scheduler(
-            config,
-            self._cache,
-            max_step_tokens=executor.max_step_tokens,
-            num_sampler_slots=executor.num_sampler_slots,
-        )
+        self._scheduler = Scheduler(config, self._cache, max_step_tokens=executor.max_step_tokens)
         self._delivery = Delivery(tokenizer, self._on_end)
         self._counters = Counters()
         self._thread: threading.Thread | None = None

@@ -41,16 +41,15 @@ class Chunk:
 
 
 class Scheduler:
-    def __init__(self, config: EngineConfig, cache: Cache, *, max_step_tokens: int, num_sampler_slots: int) -> None:
+    def __init__(self, config: EngineConfig, cache: Cache, *, max_step_tokens: int) -> None:
         self.cache = cache
         self.waiting: list[Request] = []  # sorted by rank
         self.running: list[Request] = []
         self.pacer = PrefillPacer(config)
-        self.max_tokens = min(max_step_tokens, config.max_batch_tokens or max_step_tokens)
-        self.max_running = min(config.max_requests, num_sampler_slots)
+        self.max_tokens = max_step_tokens if config.max_batch_tokens is None else config.max_batch_tokens
         self.num_preemptions = 0
         self._config = config
-        self._free_slots = list(range(self.max_running - 1, -1, -1))
+        self._free_slots = list(range(config.max_requests - 1, -1, -1))
         self._num_turns = 0
         self._batch_size = 0  # of the latest static batch
 
@@ -145,7 +144,7 @@ class Scheduler:
         if self.running:
             return
         batch = self._next_batch()
-        full = len(batch) == self.max_running or len(batch) < len(self.waiting)
+        full = len(batch) == self._config.max_requests or len(batch) < len(self.waiting)
         due_s = self.next_start_s()
         if due_s is None or (not full and now < due_s):
             return
@@ -158,7 +157,7 @@ class Scheduler:
         """The head of the queue, as far as places and the pages of the requests' final lengths go."""
         batch: list[Request] = []
         available = self.cache.num_available
-        for request in self.waiting[: self.max_running]:
+        for request in self.waiting[: self._config.max_requests]:
             available -= self.cache.pages_needed(request.final_len)
             if available < 0:
                 break
@@ -176,7 +175,7 @@ class Scheduler:
 
     def _fits(self, request: Request) -> bool:
         """A place is free, and the pages set aside for it are, beside those set aside for the running ones."""
-        return len(self.running) < self.max_running and self._missing_pages(request) <= self._spare_pages()
+        return len(self.running) < self._config.max_requests and self._missing_pages(request) <= self._spare_pages()
 
     def _missing_pages(self, request: Request) -> int:
         reserved = reserved_pages(request, self._config.admission, self.cache.page_size)
