@@ -121,11 +121,7 @@ class ChatTemplate:
             return self._environments[name].render_template("chat", **context)
         except _RefusedByTemplateError as refusal:
             raise RequestError(f"the model's chat template refuses this: {refusal}", param="messages") from refusal
-        except (
-            minijinja.TemplateError,
-            TypeError,
-            ValueError,
-        ) as error:  # the latter two from `tojson`, `strftime_now`
+        except (minijinja.TemplateError, TypeError, ValueError) as error:  # the latter two from Python's filters
             out_of_fuel = getattr(error, "kind", None) == "OutOfFuel"
             problem = f"took more than {_FUEL:,} steps" if out_of_fuel else f"failed: {str(error).splitlines()[0]}"
             raise RequestError(f"the model's chat template {problem}", param="messages") from error
@@ -154,8 +150,9 @@ class _Guard:
         return value
 
     def reveal(self, text: str) -> str:
+        """`text` with the control strings in their places again."""
         controls = {stand_in: control for control, stand_in in self._stand_ins.items()}
-        return re.sub(self._nonce + r"\d{6}", lambda match: controls[match[0]], text)
+        return re.sub("|".join(controls), lambda match: controls[match[0]], text) if controls else text
 
     def _stand_in(self, control: str) -> str:
         return self._stand_ins.setdefault(control, f"{self._nonce}{len(self._stand_ins):06}")

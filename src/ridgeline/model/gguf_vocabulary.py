@@ -74,7 +74,8 @@ def from_gguf(metadata: Mapping[str, Any], chat_templates: Mapping[str, str], *,
         backend, adds_bos = _sentencepiece(file, adds_space), True
     else:
         raise ConfigError(f"{source}: tokenizer model {kind!r} is not supported", hint="supported: gpt2, llama")
-    backend.add_tokens(list(file.added().values()))
+    added = file.added()
+    backend.add_tokens(list(added.values()))
     backend.encode_special_tokens = True
     bos = file.named_id("bos")
     eos = {i for name in ("eos", "eot", "eom") if (i := file.named_id(name)) is not None}
@@ -85,7 +86,7 @@ def from_gguf(metadata: Mapping[str, Any], chat_templates: Mapping[str, str], *,
         continuation=backend,
         spelling="byte_level" if kind == "gpt2" else "sentencepiece",
         size=len(file.tokens),
-        added=file.added(),
+        added=added,
         named_tokens={name: file.tokens[i] for name, i in named_ids.items() if i is not None},
         bos_token_id=bos,
         eos_token_ids=frozenset(eos | turn_ends(backend, chat_templates)),
