@@ -73,12 +73,10 @@ class Scheduler:
         """The next step; empty when nothing can run now. `now` is the time on the engine's clock."""
         step = _Step(self.max_tokens)
         self._schedule_running(step, now)
-        if step.num_preempted == 0:  # else a victim would come straight back
-            if self._config.scheduler == "static":
-                self._start_batch(step, now)
-            else:
-                self._start_waiting(step, now)
-        self.num_preemptions += step.num_preempted
+        if self._config.scheduler == "static":
+            self._start_batch(step, now)
+        else:
+            self._start_waiting(step, now)
         return [Chunk(request, request.num_computed_tokens, count) for request, count in step.shares.items()]
 
     def next_start_s(self) -> float | None:
@@ -118,6 +116,7 @@ class Scheduler:
     def _preempt(self, victim: Request, step: _Step, now: float) -> None:
         step.take_back(victim)
         self._stop_running(victim)
+        self.num_preemptions += 1
         victim.status = Status.WAITING
         victim.num_computed_tokens = 0
         victim.timeline.on_preempted(now)
@@ -203,7 +202,6 @@ class _Step:
     def __init__(self, room: int) -> None:
         self.room = room
         self.shares: dict[Request, int] = {}
-        self.num_preempted = 0
 
     def cap_room(self, room: int) -> None:
         self.room = min(self.room, room)
@@ -214,4 +212,3 @@ class _Step:
 
     def take_back(self, victim: Request) -> None:
         self.room += self.shares.pop(victim, 0)
-        self.num_preempted += 1
