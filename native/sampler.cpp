@@ -140,6 +140,7 @@ RowStatistics row_statistics(const Kernels& kernels, const float* logits, int pa
 void top_ids(const float* logits, int vocab, int count, int32_t* out) {
   // A running list of the best: an id enters only when it beats the last of them.
   const Better better{logits};
+  if (count == 0) return;
   int filled = 0;
   for (int32_t id = 0; id < vocab; ++id) {
     if (filled == count && !better(id, out[filled - 1])) continue;
