@@ -34,6 +34,7 @@ def test_a_prefill_chunk_and_a_decode() -> None:
 
 def test_prompt_positions_are_scored_by_the_row_before_them() -> None:
     request = running([10, 11, 12, 13], pages=[5], prompt_logprobs=2)
+    request.prompt_logprobs = [TokenLogprob(10, None)]
     plan, rows = build_plan([Chunk(request, 0, 2)], 4, EOS)
     assert plan.logit_rows.tolist() == [0, 1]
     assert plan.score_ids.tolist() == [11, 12]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 
 from engine_runs import Client, make_engine, make_request, run_alone, submit
@@ -11,7 +12,7 @@ from fakes import FakeExecutor, FakeTokenizer, fake_logprob
 from ridgeline.config import EngineConfig
 from ridgeline.engine.loop import Engine
 from ridgeline.engine.plan import Int32
-from ridgeline.engine.request import FinishReason
+from ridgeline.engine.request import FinishReason, TokenLogprob
 from ridgeline.errors import OverloadedError
 
 EOS = 257
@@ -102,25 +103,20 @@ def test_without_a_tokenizer_there_are_token_ids_and_no_text() -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 3, 64])
-def test_logprobs_of_prompt_and_output_do_not_depend_on_the_chunks(budget: int) -> None:
+@pytest.mark.parametrize("prompt", [[5, 6, 7, 8], [5]])
+def test_logprobs_of_prompt_and_output_do_not_depend_on_the_chunks(budget: int, prompt: list[int]) -> None:
     engine = make_engine(FakeExecutor(), max_batch_tokens=budget)
-    prompt = [5, 6, 7, 8]
     _, client = submit(engine, prompt, logprobs=2, prompt_logprobs=3, max_tokens=3)
     engine.run_until_idle()
-    scored = [delta.prompt_logprobs for delta in client.deltas if delta.prompt_logprobs is not None]
-    assert len(scored) == 1
-    assert scored[0] == client.deltas[0].prompt_logprobs
-    assert [entry.token_id for entry in scored[0]] == prompt
-    assert (scored[0][0].logprob, scored[0][0].top) == (None, ())
-    context = FakeExecutor()._tokens[:0]
-    for position, entry in enumerate(scored[0][1:], start=1):
-        context = context.__class__((position,), context.dtype)
-        context[:] = prompt[:position]
-        assert entry.logprob == fake_logprob(context, prompt[position])
-        assert entry.top == ((0, 0.0), (1, -1.0), (2, -2.0))
-    logprobs = [entry for delta in client.deltas for entry in delta.logprobs]
-    assert [entry.token_id for entry in logprobs] == client.token_ids
-    assert all(entry.top == ((0, 0.0), (1, -1.0)) for entry in logprobs)
+    tokens = np.array(prompt + client.token_ids, np.int32)
+    scores = [fake_logprob(tokens[:i], int(tokens[i])) for i in range(1, len(tokens))]
+    top = ((0, 0.0), (1, -1.0), (2, -2.0))
+    of_prompt = [TokenLogprob(5, None)]
+    of_prompt += [TokenLogprob(token, scores[i], top) for i, token in enumerate(prompt[1:])]
+    assert [delta.prompt_logprobs for delta in client.deltas] == [tuple(of_prompt), None, None]
+    of_output = [entry for delta in client.deltas for entry in delta.logprobs]
+    last = scores[len(prompt) - 1 :]
+    assert of_output == [TokenLogprob(i, s, top[:2]) for i, s in zip(client.token_ids, last, strict=True)]
 
 
 def test_the_parts_of_a_requests_time_sum_to_the_whole() -> None:

@@ -69,8 +69,7 @@ def _block_tables(chunks: Sequence[Chunk]) -> Int32:
 def _logit_rows(chunk: Chunk, first_row: int) -> Iterator[LogitRow]:
     request = chunk.request
     if request.params.prompt_logprobs is not None:
-        # Position 0 is predicted by nothing; those scored before a preemption are not scored again.
-        first = max(chunk.start + 1, len(request.prompt_logprobs), 1)
+        first = max(chunk.start + 1, len(request.prompt_logprobs))  # after a preemption: not those scored before
         for position in range(first, min(chunk.stop + 1, len(request.prompt_ids))):
             yield LogitRow(request, first_row + position - 1 - chunk.start, scores=position)
     if chunk.samples:

@@ -86,6 +86,8 @@ class Engine:
         request.params = checked(request.params, vocab_size=self._limits.vocab_size)
         request.max_tokens = check_request(request, self._limits)
         request.seed = secrets.randbits(64) if request.params.seed is None else request.params.seed
+        if request.params.prompt_logprobs is not None:
+            request.prompt_logprobs = [TokenLogprob(request.prompt_ids[0], None)]
         with self._changed:
             self._check_queue()
             if request.id in self._requests:
@@ -265,8 +267,6 @@ class Engine:
                 self._commit_token(row.request, i, result, now)
 
     def _commit_score(self, request: Request, position: int, i: int, result: StepResult) -> None:
-        if position == 1:
-            request.prompt_logprobs.append(TokenLogprob(request.prompt_ids[0], None))
         token_id = request.prompt_ids[position]
         request.prompt_logprobs.append(row_logprob(token_id, result, i, request.params.prompt_logprobs or 0))
 

@@ -148,7 +148,7 @@ class Request:
     sampler_slot: int | None = None  # while running
     needs_setup: bool = False  # its sampler slot has to be filled with the next step
     last_turn: int = 0  # when it last had a share of a step; the scheduler counts shares
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the positions scored so far
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the positions scored so far, when asked for
     timeline: Timeline = field(default_factory=Timeline)
 
     @property
