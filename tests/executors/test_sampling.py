@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -159,17 +161,11 @@ def test_choice_equals_a_naive_reading_of_the_specification(seed, top_k, top_p, 
     if top_k or top_p < 1 or min_p:
         kept.sort(key=lambda i: (-logits[i], i))
         kept = [i for i in kept if weights[i] >= min_p][: top_k or None]
-        total, running, prefix = sum(weights[i] for i in kept), 0.0, []
-        for i in kept:
-            prefix.append(i)
-            running += weights[i]
-            if running >= top_p * total:
-                break
-        kept = prefix
-    threshold, running = uniform(seed, 0, 7) * sum(weights[i] for i in kept), 0.0
-    for expected in kept:
-        running += weights[expected]
-        if running > threshold:
-            break
+        *_, total = accumulate(weights[i] for i in sorted(kept))
+        sums = accumulate(weights[i] for i in kept)
+        kept = kept[: 1 + next((n for n, running in enumerate(sums) if running >= top_p * total), len(kept))]
+    sums = list(accumulate(weights[i] for i in kept))  # sequential, where sum() compensates from Python 3.12 on
+    threshold = uniform(seed, 0, 7) * sums[-1]
+    expected = next(i for i, running in zip(kept, sums, strict=True) if running > threshold)
     params = {"temperature": 1.0, "seed": seed, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     assert sample(logits, position=7, **params).token_id == expected

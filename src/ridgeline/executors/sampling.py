@@ -20,7 +20,7 @@ ascending, and every sum runs sequentially in candidate order:
 
 5. z = l / temperature; w = exp(z - max z), so that the best candidate has w = 1;
 6. min_p > 0 keeps w >= min_p; top_k > 0 keeps the first top_k of the sorted candidates;
-7. top_p < 1 keeps the shortest sorted prefix whose sum of w is >= top_p * (the sum over what 6 kept);
+7. top_p < 1 keeps the shortest sorted prefix whose sum of w is >= top_p * (the sum over what 6 kept, in id order);
 8. u is one Philox draw for (seed, choice, position, PURPOSE_TARGET), where `position` is the index in the sequence of
    the token being sampled, that is one more than its logit row's position; t = u * (the sum of w); the first candidate
    whose running sum exceeds t is chosen, or the last one with w > 0 when rounding leaves none. Candidates stand in id
@@ -150,8 +150,9 @@ def _keep(candidates: NDArray[np.int64], weights: Float64, setup: SamplerSetup) 
     if setup.top_k > 0:
         candidates = candidates[: setup.top_k]
     if setup.top_p < 1:
-        sums = np.cumsum(weights[candidates])
-        candidates = candidates[: np.flatnonzero(sums >= setup.top_p * sums[-1])[0] + 1]
+        total = np.cumsum(weights[np.sort(candidates)])[-1]
+        reached = np.flatnonzero(np.cumsum(weights[candidates]) >= setup.top_p * total)
+        candidates = candidates[: reached[0] + 1] if len(reached) else candidates
     return candidates
 
 

@@ -226,7 +226,7 @@ def _rotate(heads: Tensor, step: _Step) -> Tensor:
 
 def _collect(choices: list[Choice], sampled: np.ndarray) -> StepResult:
     top_ids = np.full((len(choices), MAX_TOP_LOGPROBS), NO_TOKEN, np.int32)
-    top_logprobs = np.full((len(choices), MAX_TOP_LOGPROBS), -np.inf, np.float32)
+    top_logprobs = np.full((len(choices), MAX_TOP_LOGPROBS), np.nan, np.float32)
     for r, choice in enumerate(choices):
         for i, (token_id, logprob) in enumerate(choice.top):
             top_ids[r, i], top_logprobs[r, i] = token_id, logprob
