@@ -1,3 +1,4 @@
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def test_end_tokens_are_the_union_of_both_files():
 
 REFUSED = {
     "model_type is 'mixtral': unknown architecture": golden("Mixtral-8x7B-v0.1"),
-    "model_type is None": golden("SmolLM2-135M", model_type=None),
+    "model_type is ''": golden("SmolLM2-135M", model_type=None),
     "must be LlamaForCausalLM": golden("SmolLM2-135M", architectures=["LlamaForSequenceClassification"]),
     "hidden_act is 'gelu'": golden("SmolLM2-135M", hidden_act="gelu"),
     "rope_type is 'yarn'": golden("Qwen3-0.6B", rope_scaling={"rope_type": "yarn", "factor": 4.0, "beta_fast": 32}),
@@ -227,3 +228,22 @@ def test_what_a_gguf_may_not_have_is_refused_by_name(message):
 def test_gguf_rope_factors_must_be_given_and_fit(factors, problem):
     with pytest.raises(ConfigError, match=problem):
         gguf_spec(tensors=("rope_freqs.weight",), rope_factors=factors)
+
+
+JUNK = ["x", "", -1, 0, 1.5, float("inf"), True, [], ["x"], [[]], {}, {"factor": "x"}]
+CONFIG_KEYS = [*golden("Qwen3-0.6B"), "rope_scaling", "rope_parameters", "layer_types", "dtype"]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=repr)
+def test_a_value_of_the_wrong_kind_is_never_a_crash(junk):
+    """Whatever a key holds, it is understood or refused with a ConfigError; nothing else is raised."""
+    refused = set()
+    for key in CONFIG_KEYS:
+        try:
+            from_config(golden("Qwen3-0.6B") | {key: junk}, source="c")
+        except ConfigError:
+            refused.add(key)
+    assert {"model_type", "num_hidden_layers"} <= refused
+    for key in [*GGUF, "llama.rope.scaling.type", "tokenizer.ggml.tokens", "split.count"]:
+        with contextlib.suppress(ConfigError):
+            gguf_spec({key: junk})

@@ -198,7 +198,8 @@ def with_header(entry: object) -> bytes:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ((4).to_bytes(8, "little") + b"{]}}", "its header is not JSON"),
+        ((4).to_bytes(8, "little") + b"{]}}", "its header is not a JSON object"),
+        ((2).to_bytes(8, "little") + b"[]", "its header is not a JSON object"),
         (with_header({"dtype": "F32"}), "'model.norm.weight' has a damaged header entry"),
         (with_header({"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}), "impossible dimensions"),
         (with_header({"dtype": "F32", "shape": [64], "data_offsets": [0, 8]}), "needs 256 bytes, has 8"),

@@ -47,10 +47,24 @@ class Fields:
 
     def flag(self, key: str) -> bool:
         """False when the key is missing or null."""
+        return bool(self._typed(key, bool, "true or false", False))
+
+    def text(self, key: str, default: str = "") -> str:
+        return str(self._typed(key, str, "a string", default))
+
+    def items(self, key: str) -> list[Any]:
+        """Empty when the key is missing or null."""
+        return list(self._typed(key, list, "a list", []))
+
+    def table(self, key: str) -> dict[str, Any]:
+        """Empty when the key is missing or null."""
+        return dict(self._typed(key, dict, "an object", {}))
+
+    def _typed(self, key: str, kind: type, kind_name: str, default: Any) -> Any:
         value = self.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise self.error(key, f"is {short(value)}, not true or false")
-        return bool(value)
+        if value is not None and not isinstance(value, kind):
+            raise self.error(key, f"is {short(value)}, not {kind_name}")
+        return default if value is None else value
 
     def token_ids(self, *keys: str) -> tuple[int, ...]:
         """The union of ids and lists of ids, in order."""

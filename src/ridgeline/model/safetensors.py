@@ -56,11 +56,11 @@ def _open_file(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(f"{path}: truncated: the header ends at byte {data_start:,}, the file has {len(file):,}")
     try:
         header = json.loads(file[8:data_start])
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not a safetensors file: its header is not JSON") from error
-    header.pop("__metadata__", None)
+        entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path}: not a safetensors file: its header is not a JSON object") from error
     tensors = {}
-    for name, entry in header.items():
+    for name, entry in entries:
         dtype, shape, start, end = _entry(path, name, entry)
         tensor = slice_tensor(path, name, dtype, shape, file, data_start + start)
         size = len(tensor.data)

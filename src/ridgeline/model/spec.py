@@ -95,6 +95,7 @@ _ROPE_KEYS = (
     "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
     "original_max_position_embeddings", "partial_rotary_factor",
 )  # fmt: skip
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 _STORED_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _GGUF_FILE_TYPES = {
     0: "fp32", 1: "fp16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
@@ -113,7 +114,7 @@ def from_config(
     fields = Fields(config, source)
     architecture = _architecture(fields)
     fields.refuse(_UNSUPPORTED_CONFIG)
-    if fields.get("hidden_act") not in (None, "silu", "swish"):
+    if fields.text("hidden_act", "silu") not in ("silu", "swish"):
         raise fields.error("hidden_act", f"is {fields.get('hidden_act')!r}: only silu is supported")
     hidden_size, num_layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
     num_heads = fields.count("num_attention_heads")
@@ -148,22 +149,22 @@ def from_config(
 
 def _architecture(fields: Fields) -> str:
     """The family, from `model_type`; `architectures` must name the causal language model of that family."""
-    name = fields.get("model_type")
+    name = fields.text("model_type")
     if name not in _FAMILIES:
-        raise fields.error("model_type", f"is {name!r}: unknown architecture", nearest(str(name), list(_FAMILIES)))
+        raise fields.error("model_type", f"is {name!r}: unknown architecture", nearest(name, list(_FAMILIES)))
     model_class, bias_flags = _FAMILIES[name]
-    classes = fields.get("architectures") or [model_class]
+    classes = fields.items("architectures") or [model_class]
     if model_class not in classes:
-        raise fields.error("architectures", f"is {classes}: a {name} model must be {model_class}")
+        raise fields.error("architectures", f"is {short(classes)}: a {name} model must be {model_class}")
     fields.refuse([flag for flag in ("attention_bias", "mlp_bias") if flag not in bias_flags])
-    return str(name)
+    return name
 
 
 def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
     """Base and scaling, from `rope_theta` and `rope_scaling`, or `rope_parameters` (since transformers 5) for both."""
-    key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
-    rope = Fields(fields.get(key) or {}, f"{fields.source}: {key}")
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    key = "rope_parameters" if fields.table("rope_parameters") else "rope_scaling"
+    rope = Fields(fields.table(key), f"{fields.source}: {key}")
+    kind = rope.text("rope_type") or rope.text("type") or "default"
     if kind not in ("default", "linear", "llama3"):
         raise rope.error("rope_type", f"is {short(kind)}: not supported", "supported: default, linear, llama3")
     for name in rope.values:
@@ -196,22 +197,22 @@ def _windows(fields: Fields, architecture: str, num_layers: int) -> tuple[int | 
     elif fields.flag("use_sliding_window") and fields.get("sliding_window") is not None:
         window = fields.count("sliding_window")
         first = fields.count("max_window_layers", num_layers if fields.get("layer_types") else None, minimum=0)
-    kinds = fields.get("layer_types")
-    if kinds is None:
+    kinds = fields.items("layer_types")
+    if not kinds:
         return tuple(window if i >= first else None for i in range(num_layers))
-    known = {"full_attention": None, "sliding_attention": window}
-    if len(kinds) != num_layers or any(kind not in known for kind in kinds):
-        raise fields.error("layer_types", f"must be {num_layers} of {', '.join(known)}, not {short(kinds)}")
+    if len(kinds) != num_layers or any(kind not in _LAYER_TYPES for kind in kinds):
+        raise fields.error("layer_types", f"must be {num_layers} of {', '.join(_LAYER_TYPES)}, not {short(kinds)}")
     if "sliding_attention" in kinds and window is None:
         raise fields.error("layer_types", "names sliding_attention, but the sliding window is off")
-    return tuple(known[kind] for kind in kinds)
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _stored_dtype(fields: Fields) -> str:
     """bf16 when the config does not say; the weights themselves decide what is read."""
-    name = str(fields.get("dtype") or fields.get("torch_dtype") or "bfloat16")
+    key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
+    name = fields.text(key, "bfloat16")
     if name not in _STORED_DTYPES:
-        raise fields.error("torch_dtype", f"is {name!r}: not supported", "supported: " + ", ".join(_STORED_DTYPES))
+        raise fields.error(key, f"is {name!r}: not supported", "supported: " + ", ".join(_STORED_DTYPES))
     return _STORED_DTYPES[name]
 
 
@@ -231,13 +232,13 @@ def from_gguf(
 
     Raises ConfigError as `from_config` does.
     """
-    architecture = metadata.get("general.architecture")
+    general = Fields(metadata, source)
+    architecture = general.text("general.architecture")
     if architecture not in _GGUF_ARCHITECTURES:
-        hint = nearest(str(architecture), list(_GGUF_ARCHITECTURES))
-        raise ConfigError(f"{source}: general.architecture is {architecture!r}: unknown architecture", hint=hint)
+        hint = nearest(architecture, list(_GGUF_ARCHITECTURES))
+        raise general.error("general.architecture", f"is {architecture!r}: unknown architecture", hint)
     fields = Fields(metadata, source, f"{architecture}.")
     fields.refuse(_UNSUPPORTED_GGUF)
-    general = Fields(metadata, source)
     if general.count("split.count", 1) > 1:
         raise general.error(
             "split.count", f"is {metadata['split.count']}: this is one part of a split file", "merge it"
@@ -248,10 +249,10 @@ def from_gguf(
     for key in ("attention.value_length", "rope.dimension_count"):
         if fields.count(key, head_dim) != head_dim:
             raise fields.error(key, f"is {fields.get(key)}, the key length is {head_dim}: they must be equal")
-    tokens = metadata.get("tokenizer.ggml.tokens")
+    num_tokens = len(general.items("tokenizer.ggml.tokens"))
     return ModelSpec(
-        architecture=str(architecture),
-        vocab_size=fields.count("vocab_size", len(tokens) if tokens else None),
+        architecture=architecture,
+        vocab_size=fields.count("vocab_size", num_tokens or None),
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
@@ -268,16 +269,22 @@ def from_gguf(
         mlp_bias="blk.0.ffn_down.bias" in tensor_names,
         qk_norm=architecture == "qwen3",
         windows=(None,) * num_layers,
-        stored_dtype=_GGUF_FILE_TYPES.get(metadata.get("general.file_type", -1), "unknown"),
+        stored_dtype=_gguf_stored_dtype(general),
         bos_token_id=next(iter(general.token_ids("tokenizer.ggml.bos_token_id")), None),
         eos_token_ids=general.token_ids(*(f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))),
     )
 
 
+def _gguf_stored_dtype(general: Fields) -> str:
+    if general.get("general.file_type") is None:
+        return "unknown"
+    return _GGUF_FILE_TYPES.get(general.count("general.file_type", minimum=0), "unknown")
+
+
 def _gguf_rope_scaling(
     fields: Fields, has_factors: bool, factors: Sequence[float] | None, head_dim: int
 ) -> RopeScaling | None:
-    kind = fields.get("rope.scaling.type") or "none"
+    kind = fields.text("rope.scaling.type", "none")
     if kind not in ("none", "linear"):
         raise fields.error("rope.scaling.type", f"is {kind!r}: not supported", "supported: none, linear")
     if not has_factors:
