@@ -17,6 +17,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 VOCAB_SIZE = 320
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2
@@ -89,6 +90,8 @@ def make_gguf(hf_directory: Path, path: Path, quantization: str = "F32") -> Path
             values = _interleave_pairs(values, config["head_dim"])
         kind = gguf.GGMLQuantizationType[quantization if values.ndim == 2 else "F32"]
         writer.add_tensor(_gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+    if config["rope_parameters"]["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", _rope_factors(hf_directory))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -172,6 +175,14 @@ def _interleave_pairs(weight: np.ndarray, head_dim: int) -> np.ndarray:
     """Half-split rotary rows to llama.cpp's adjacent pairs: row (half, i) of a head becomes row (i, half)."""
     halves = weight.reshape(-1, 2, head_dim // 2, *weight.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
+
+
+def _rope_factors(hf_directory: Path) -> np.ndarray:
+    """Divisors of the unscaled rotary frequencies, in whose form llama.cpp keeps Llama 3's scaling: [head_dim / 2]"""
+    config = transformers.AutoConfig.from_pretrained(hf_directory)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    exponents = torch.arange(0, config.head_dim, 2) / config.head_dim
+    return (config.rope_parameters["rope_theta"] ** -exponents / scaled).numpy()
 
 
 def _gguf_name(name: str) -> str:

@@ -24,7 +24,8 @@ def open_executor(kind: str, model: str, **options: Any) -> Iterator[Executor]:
     files = resolve_model(model)
     spec = load_spec(files)
     weights = open_weights(files, spec)
-    defaults = {"dtype": "fp32", "kv_dtype": "fp32", "num_pages": 64, "page_size": 16, "threads": 2}
+    threads = 2 if kind == "native" else 1  # torch's threads cost more than they bring on tiny matrices
+    defaults = {"dtype": "fp32", "kv_dtype": "fp32", "num_pages": 64, "page_size": 16, "threads": threads}
     executor = executor_class(build(spec), weights, **(defaults | options))
     try:
         yield executor

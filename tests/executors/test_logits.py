@@ -32,6 +32,7 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
     "mistral": {"family": "mistral"},
     "mistral-sharded": {"family": "mistral", "sharded": True},
     "llama-gguf": {"family": "llama", "gguf": "F32"},
+    "llama-scaled-rope-biases-gguf": {"family": "llama3", "gguf": "F32"},
     "llama-tied-gguf-f16": {"family": "llama", "tied": True, "gguf": "F16", "dtype": "float16"},
     "qwen2-gguf": {"family": "qwen2", "gguf": "F32"},
     "qwen3-tied-gguf": {"family": "qwen3", "tied": True, "gguf": "F32"},
