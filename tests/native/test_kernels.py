@@ -1,0 +1,204 @@
+"""Every kernel on every ISA path that this CPU has, against a slow twin, on realistic data with odd sizes."""
+
+import numpy as np
+import pytest
+
+from ridgeline._native import kernels
+from ridgeline.quant.bf16 import from_bf16, to_bf16
+
+ISAS = kernels.isas()
+FORMATS = ["fp32", "bf16"]
+
+
+def realistic(rng, *shape):
+    """Normal values over a wide range of exponents, as activations and weights have."""
+    return (rng.standard_normal(shape) * np.exp2(rng.integers(-12, 4, shape))).astype(np.float32)
+
+
+def rounded(values):
+    return from_bf16(to_bf16(values))
+
+
+def operands(rng, dtype, rows, inner, outputs):
+    pair = realistic(rng, rows, inner), realistic(rng, outputs, inner)
+    return tuple(rounded(x) for x in pair) if dtype == "bf16" else pair
+
+
+def product(isa, dtype, a, b, epilogue="store", out=None):
+    out = np.zeros((len(a), len(b)), np.float32) if out is None else out
+    kernels.matmul(isa, dtype, epilogue, a, b, out)
+    return out
+
+
+def reference_product(dtype, a, b):
+    out = np.zeros((len(a), len(b)), np.float32)
+    kernels.reference_matmul(dtype, a, b, out)
+    return out
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(
+    ("rows", "inner", "outputs"), [(1, 1, 1), (1, 64, 48), (2, 33, 17), (7, 96, 70), (13, 257, 130), (25, 576, 16)]
+)
+def test_product_has_the_bits_of_the_reference(isa, dtype, rows, inner, outputs):
+    a, b = operands(np.random.default_rng(rows * inner), dtype, rows, inner, outputs)
+    reference = reference_product(dtype, a, b)
+    np.testing.assert_array_equal(product(isa, dtype, a, b), reference)
+    exact = a.astype(np.float64) @ b.T.astype(np.float64)
+    bound = 1e-6 * np.sqrt(inner) * (np.abs(a) @ np.abs(b).T)
+    assert (np.abs(reference - exact) <= bound + 1e-30).all()
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(isa, dtype):
+    a, b = operands(np.random.default_rng(1), dtype, 19, 288, 80)
+    together = product(isa, dtype, a, b)
+    for row in range(len(a)):
+        np.testing.assert_array_equal(product(isa, dtype, a[row : row + 1], b), together[row : row + 1])
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("isa", ISAS)
+def test_epilogues(isa, dtype):
+    rng = np.random.default_rng(2)
+    a, b = operands(rng, dtype, 5, 64, 2 * 37)
+    residual = realistic(rng, 5, 74)
+    np.testing.assert_array_equal(
+        product(isa, dtype, a, b, "add", residual.copy()), residual + reference_product(dtype, a, b)
+    )
+
+    gate, value = (reference_product(dtype, a, half).astype(np.float64) for half in (b[:37], b[37:]))
+    out = product(isa, dtype, a, b, "silu_mul", np.zeros((5, 37), np.float32))
+    with np.errstate(over="ignore"):
+        expected = gate / (1 + np.exp(-gate)) * value
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-30)
+    np.testing.assert_array_equal(out, product("generic", dtype, a, b, "silu_mul", np.zeros((5, 37), np.float32)))
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("isa", ISAS)
+def test_nan_and_infinity_stay_in_their_row(isa, dtype):
+    a, b = operands(np.random.default_rng(3), dtype, 4, 40, 20)
+    clean = product(isa, dtype, a, b)
+    a[1, 5], a[2, 7] = np.nan, np.inf
+    dirty = product(isa, dtype, a, b)
+    assert np.isnan(dirty[1]).all()
+    assert (~np.isfinite(dirty[2])).all()
+    np.testing.assert_array_equal(dirty[[0, 3]], clean[[0, 3]])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_denormals_count_as_zero(isa):
+    tiny, one = np.full((1, 32), 1e-39, np.float32), np.ones((1, 32), np.float32)
+    assert product(isa, "fp32", tiny, one) == 0
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("width", [1, 16, 45, 576])
+def test_norm(isa, width):
+    rng = np.random.default_rng(width)
+    x, weight = realistic(rng, 3, width), realistic(rng, width)
+    out, rounded_out = np.zeros_like(x), np.zeros_like(x)
+    kernels.norm(isa, False, 1e-5, x, weight, out)
+    kernels.norm(isa, True, 1e-5, x, weight, rounded_out)
+    wide = x.astype(np.float64)
+    expected = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-5) * weight
+    np.testing.assert_allclose(out, expected, rtol=2e-6)
+    np.testing.assert_array_equal(rounded_out, rounded(out))
+    generic = np.zeros_like(x)
+    kernels.norm("generic", False, 1e-5, x, weight, generic)
+    np.testing.assert_array_equal(out, generic)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_log_sum_exp(isa):
+    values = np.random.default_rng(4).normal(0, 8, 1003).astype(np.float32)
+    expected = np.log(np.exp(values.astype(np.float64)).sum())
+    assert kernels.log_sum_exp(isa, values) == pytest.approx(expected, rel=1e-6)
+    assert kernels.log_sum_exp(isa, values) == kernels.log_sum_exp("generic", values)
+
+
+class AttentionCase:
+    """One sequence of `length` rows whose queries, keys and values are random, in shuffled pages."""
+
+    def __init__(self, dtype, heads, kv_heads, head_dim, length, window=0, seed=0):
+        self.dtype, self.heads, self.kv_heads, self.head_dim, self.window = dtype, heads, kv_heads, head_dim, window
+        rng = np.random.default_rng(seed)
+        self.qkv = rng.standard_normal((length, (heads + 2 * kv_heads) * head_dim)).astype(np.float32)
+        self.frequencies = (10_000.0 ** -np.linspace(0, 0.9, head_dim // 2)).astype(np.float32)
+        num_pages = -(-length // 16)
+        self.block_table = (rng.permutation(num_pages) + 1).astype(np.int32)
+        self.num_pages = num_pages + 1
+
+    def run(self, isa, chunk=None, stale=0.0):
+        """Output of all rows, `chunk` rows a call; pages hold `stale` before."""
+        page_floats = (self.head_dim + -(-self.head_dim // 16) * 16) * 16
+        pages = np.full((self.num_pages, self.kv_heads, page_floats), stale, np.float32)
+        out = np.zeros((len(self.qkv), self.heads * self.head_dim), np.float32)
+        step = chunk or len(self.qkv)
+        for first in range(0, len(self.qkv), step):
+            rows = self.qkv[first : first + step]
+            part = np.zeros((len(rows), out.shape[1]), np.float32)
+            kernels.attention(
+                isa, self.dtype, self.heads, self.kv_heads, self.window, first, rows, self.frequencies,
+                self.block_table, pages, part,
+            )  # fmt: skip
+            out[first : first + step] = part
+        return out
+
+    def expected(self):
+        """Plain softmax attention in fp64."""
+        length, group = len(self.qkv), self.heads // self.kv_heads
+        x = self.qkv.astype(np.float64).reshape(length, -1, self.head_dim)
+        half = self.head_dim // 2
+        angles = np.arange(length)[:, None] * self.frequencies
+        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        a, b = x[..., :half], x[..., half:]
+        turned = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+        q, k, v = turned[:, : self.heads], turned[:, self.heads : -self.kv_heads], x[:, -self.kv_heads :]
+        out = np.zeros((length, self.heads, self.head_dim))
+        for row in range(length):
+            first = max(0, row + 1 - self.window) if self.window else 0
+            for head in range(self.heads):
+                scores = k[first : row + 1, head // group] @ q[row, head] / np.sqrt(self.head_dim)
+                weights = np.exp(scores - scores.max())
+                out[row, head] = weights / weights.sum() @ v[first : row + 1, head // group]
+        return out.reshape(length, -1)
+
+
+SHAPES = [
+    (3, 3, 16, 5, 0),
+    (9, 3, 64, 70, 0),
+    (4, 1, 24, 33, 0),
+    (4, 2, 128, 48, 0),
+    (6, 2, 32, 81, 20),
+    (2, 2, 2, 17, 1),
+]
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "length", "window"), SHAPES)
+def test_attention(isa, dtype, heads, kv_heads, head_dim, length, window):
+    case = AttentionCase(dtype, heads, kv_heads, head_dim, length, window)
+    whole = case.run(isa)
+    tolerance = {"fp32": 2e-5, "bf16": 4e-2}[dtype]
+    np.testing.assert_allclose(whole, case.expected(), atol=tolerance)
+    for chunk in (1, 7, 16, 40):  # decode, and chunks that end inside, at and beyond a page
+        np.testing.assert_array_equal(case.run(isa, chunk), whole)
+    np.testing.assert_array_equal(whole, case.run("generic"))
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_a_page_held_before_does_not_show(isa, dtype):
+    case = AttentionCase(dtype, 6, 2, 64, 37)
+    for chunk in (None, 1, 5):
+        np.testing.assert_array_equal(case.run(isa, chunk, stale=np.nan), case.run(isa))
+
+
+def test_an_unknown_path_is_refused_by_name():
+    with pytest.raises(ValueError, match="unknown ISA path 'sse9'"):
+        kernels.log_sum_exp("sse9", np.zeros(3, np.float32))
