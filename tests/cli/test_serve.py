@@ -1,0 +1,61 @@
+"""`ridgeline serve` as a process: what it says, and how it ends."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import httpx
+
+from quick import QUICK, running_server
+
+
+def run_serve(*arguments, timeout_s=60):
+    command = [sys.executable, "-m", "ridgeline.cli", "serve", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+
+
+def test_what_it_says_when_ready(tiny_model):
+    flags = ["--served-model-name", "tiny", "--served-model-name", "alias", "--api-key", "secret", "--context", "256"]
+    with running_server(tiny_model, *QUICK, *flags) as (url, text):
+        lines = text.splitlines()
+        models = httpx.get(f"{url}/models", headers={"Authorization": "Bearer secret"}).json()
+    assert [model["id"] for model in models["data"]] == ["tiny", "alias", "tiny-llama"]
+    assert lines[1].startswith("model     tiny, alias, tiny-llama (")
+    assert "context   256 tokens" in lines
+    assert re.search(
+        r"^KV cache  9\d\d KB \(9\d\d KiB\): [\d,]+ tokens, \d+ users at 256 tokens$", text, re.MULTILINE
+    ), text
+    assert "-H 'Authorization: Bearer YOUR_KEY'" in text
+    assert "secret" not in text
+
+
+def test_a_busy_port_is_told_before_anything_is_loaded():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = run_serve("no-such-model", "--port", str(port))
+    assert result.returncode == 1
+    assert f"port {port} on 127.0.0.1 is in use" in result.stderr
+    assert "--port" in result.stderr
+    assert "no-such-model" not in result.stderr
+
+
+def test_a_model_that_does_not_load_ends_the_server():
+    result = run_serve("no-such-model", "--port", "0")
+    assert result.returncode == 1
+    assert "error: unknown model 'no-such-model'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_ctrl_c_ends_it_cleanly(tiny_model):
+    """As SIGTERM does, with which `running_server` ends every server of these tests."""
+    command = [sys.executable, "-m", "ridgeline.cli", "serve", tiny_model, "--port", "0", *QUICK]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("serving   http://127.0.0.1:")
+        process.send_signal(signal.SIGINT)
+        errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 0
+    assert "Traceback" not in errors
