@@ -115,7 +115,7 @@ class ScriptedExecutor:
     num_pages: int = 65
     page_size: int = 16
     max_step_tokens: int = 256
-    num_sampler_slots: int = 16
+    num_sampler_slots: int = 64
     vocab_size: int = VOCAB_SIZE
     batch_invariant: bool = True
     arithmetic_id: str = "scripted"
@@ -202,6 +202,7 @@ class LiveServer:
             body: dict[str, Any] = self.get("/health").json()
             if condition(body):
                 return body
+            assert body["status"] != "failed", body
         raise AssertionError(f"not in {DEADLINE_S} s; the last answer was {body}")
 
     def wait_idle(self) -> dict[str, Any]:

@@ -41,6 +41,18 @@ def test_what_stops_the_load_stops_the_server() -> None:
         serve(ServerConfig(port=0), refuse_to_load, on_ready=lambda state: pytest.fail("it is not ready"))
 
 
+def test_a_failed_load_shows_while_the_server_ends(start: Start) -> None:
+    server = start(load=refuse_to_load, wait=False)  # nobody ends this one when the load fails
+    deadline_reached = threading.Timer(DEADLINE_S, lambda: None)
+    deadline_reached.start()
+    while (body := server.get("/health").json())["status"] == "loading" and deadline_reached.is_alive():
+        pass
+    deadline_reached.cancel()
+    assert body["status"] == "failed"
+    assert "model.norm.weight" in body["reason"]
+    assert server.post("/v1/completions", completion("a")).json()["error"]["code"] == "model_load_failed"
+
+
 def test_serves_until_a_signal() -> None:
     ready: list[tuple[str, int]] = []
 

@@ -131,6 +131,8 @@ def _health(state: ServerState) -> tuple[int, dict[str, Any]]:
     """200 when a request would be served; else 503 and the reason."""
     if state.is_shutting_down:
         return 503, {"status": "shutting_down"}
+    if state.load_error is not None:
+        return 503, {"status": "failed", "reason": str(state.load_error)}
     if state.served is None:
         return 503, {"status": "loading"}
     stats = state.served.engine.stats()

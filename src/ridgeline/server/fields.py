@@ -115,14 +115,15 @@ def mapping(param: str, value: Any) -> dict[str, Any]:
 
 
 def stream_options(param: str, value: Any) -> dict[str, Any]:
-    for name, option in mapping(param, value).items():
+    options = mapping(param, value)
+    for name, option in options.items():
         if name not in ("include_usage", "continuous_usage_stats"):
             hint = nearest(name, ["include_usage", "continuous_usage_stats"])
             raise RequestError(
                 f"there is no field {name!r} in {param}", code="unknown_parameter", param=f"{param}.{name}", hint=hint
             )
         boolean(f"{param}.{name}", False if option is None else option)
-    return value
+    return options
 
 
 def stops(param: str, value: Any) -> tuple[str, ...]:

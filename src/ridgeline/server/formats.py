@@ -40,7 +40,10 @@ def merged(deltas: Iterable[Delta]) -> Delta:
 
 
 class Format(Protocol):
-    """One per API request: it may remember which choices have begun."""
+    """One per API request: it remembers which choices have begun.
+
+    `speller` spells the tokens of log-probabilities; None: they are not wanted.
+    """
 
     id_prefix: str
     object: str
@@ -58,9 +61,8 @@ class ChatFormat:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
-        self._tokenizer = tokenizer
-        self._with_logprobs = with_logprobs
+    def __init__(self, *, speller: Tokenizer | None) -> None:
+        self._speller = speller
         self._begun: set[int] = set()
 
     def whole(self, index: int, delta: Delta) -> Choice:
@@ -72,7 +74,7 @@ class ChatFormat:
         choices: list[Choice] = []
         is_first = index not in self._begun
         self._begun.add(index)
-        if is_first or delta.text or (self._with_logprobs and delta.logprobs):
+        if is_first or delta.text or (self._speller and delta.logprobs):
             message = MessageDelta("assistant" if is_first else UNSET, delta.text)
             choices.append(ChatChunkChoice(index, message, self._logprobs(delta.logprobs)))
         if delta.finish_reason is not None:
@@ -81,7 +83,7 @@ class ChatFormat:
         return choices
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:
-        return chat_logprobs(tokens, self._tokenizer) if self._with_logprobs else None
+        return None if self._speller is None else chat_logprobs(tokens, self._speller)
 
 
 class CompletionFormat:
@@ -91,12 +93,11 @@ class CompletionFormat:
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, tokenizer: Tokenizer, n: int, echoes: list[str] | None, *, with_logprobs: bool) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, n: int, echoes: list[str] | None, *, speller: Tokenizer | None) -> None:
         self._n = n
         self._echoes = echoes
-        self._with_logprobs = with_logprobs
-        self._begun: dict[int, LegacyLogprobs] = {}
+        self._speller = speller
+        self._begun: dict[int, LegacyLogprobs | None] = {}
 
     def whole(self, index: int, delta: Delta) -> Choice:
         return self.pieces(index, delta)[0]
@@ -104,11 +105,12 @@ class CompletionFormat:
     def pieces(self, index: int, delta: Delta) -> list[Choice]:
         text, tokens = delta.text, delta.logprobs
         if index not in self._begun:
-            self._begun[index] = LegacyLogprobs(self._tokenizer)
+            self._begun[index] = None if self._speller is None else LegacyLogprobs(self._speller)
             if self._echoes is not None:
                 text = self._echoes[index // self._n] + text
                 tokens = (*(delta.prompt_logprobs or ()), *tokens)
-        logprobs = self._begun[index].piece(tokens) if self._with_logprobs else None
+        builder = self._begun[index]
+        logprobs = None if builder is None else builder.piece(tokens)
         if not text and not (logprobs and logprobs.tokens) and delta.finish_reason is None:
             return []
         stop = delta.stop_reason if delta.finish_reason else UNSET

@@ -60,7 +60,7 @@ def prepare_chat(state: ServerState, envelope: Envelope) -> Job:
     logprobs = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
     params = _sampling(served.runtime, fields, names, max_tokens=max_tokens, logprobs=logprobs)
     prompt_ids = chat_prompt(served.runtime, fields)
-    chat = ChatFormat(served.runtime.tokenizer, with_logprobs=logprobs is not None)
+    chat = ChatFormat(speller=None if logprobs is None else served.runtime.tokenizer)
     return _job(served, envelope, fields, [prompt_ids], params, chat, names)
 
 
@@ -81,7 +81,8 @@ def prepare_completion(state: ServerState, envelope: Envelope) -> Job:
         prompt_logprobs=logprobs if echo else None,
     )
     echoes = [_echo(runtime, *pair, params) for pair in zip(fields["prompt"], prompts, strict=True)] if echo else None
-    completion = CompletionFormat(runtime.tokenizer, fields.get("n", 1), echoes, with_logprobs=logprobs is not None)
+    speller = None if logprobs is None else runtime.tokenizer
+    completion = CompletionFormat(fields.get("n", 1), echoes, speller=speller)
     return _job(served, envelope, fields, prompts, params, completion, {"prompt_ids": "prompt"})
 
 

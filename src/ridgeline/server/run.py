@@ -55,6 +55,7 @@ class Server(uvicorn.Server):
                 create_app(state),
                 log_level="warning",
                 access_log=False,
+                server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(state.config.shutdown_timeout_s + LAST_EVENTS_S),
             )

@@ -50,6 +50,10 @@ class ServerState:
         """The served model, or the 503 that says why there is none."""
         if self.is_shutting_down:
             raise shutting_down()
+        if self.load_error is not None:
+            raise RequestError(
+                f"the model could not be loaded: {self.load_error}", code="model_load_failed", status=503
+            )
         if self.served is None:
             raise RequestError(
                 "the model is still loading", code="model_loading", status=503, hint="wait until /health says 200"
