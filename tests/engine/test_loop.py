@@ -229,12 +229,25 @@ def test_shutdown_lets_requests_finish_and_accepts_nothing_more() -> None:
         engine.submit(make_request([1], Client()))
 
 
+class Gate(threading.Event):
+    """Tells when somebody waits at it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.reached.set()
+        return super().wait(timeout)
+
+
 def test_shutdown_aborts_what_does_not_finish_in_time() -> None:
-    gate = threading.Event()
+    gate = Gate()
     engine = started(FakeExecutor(gate=gate), max_requests=1)
     running, waiting = WaitingClient(), WaitingClient()
     engine.submit(make_request([1], running, max_tokens=50))
     engine.submit(make_request([2], waiting, max_tokens=50))
+    assert gate.reached.wait(TIMEOUT_S)
     closer = threading.Thread(target=engine.shutdown, args=(0.0,))
     closer.start()
     with engine._changed:
