@@ -3,6 +3,8 @@ samples as the sampler's specification, bf16 that differs from the oracle's by a
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints import VOCAB_SIZE, make_hf
 from executors_under_test import open_executor
-from ridgeline.engine.plan import NO_TOKEN
+from ridgeline.engine.plan import NO_TOKEN, SamplerSetup
 from ridgeline.executors.sampling import SamplerSlots, score
 from step_plans import Stepper, sampler_setup
 
@@ -47,6 +49,28 @@ def test_bf16_follows_the_oracle_that_rounds_at_the_same_points(model):
     assert difference.mean() < 2e-3
 
 
+def random_setup(slot: int) -> SamplerSetup:
+    rng = random.Random(slot)
+    return sampler_setup(
+        slot,
+        temperature=rng.choice([0.0, 0.2, 1.0, 3.0]),
+        top_k=rng.choice([0, 0, 1, 7, 400]),
+        top_p=rng.choice([1.0, 0.99, 0.7, 0.1]),
+        min_p=rng.choice([0.0, 0.0, 0.05, 0.9]),
+        repetition_penalty=rng.choice([1.0, 0.8, 1.5]),
+        presence_penalty=rng.choice([0.0, -1.0, 1.5]),
+        frequency_penalty=rng.choice([0.0, 0.4]),
+        seed=rng.getrandbits(64),
+        choice=rng.randrange(4),
+        min_tokens=rng.choice([0, 3]),
+        banned_ids=tuple(rng.sample(range(VOCAB_SIZE), 40)),
+        logit_bias=tuple((token_id, rng.uniform(-5, 5)) for token_id in rng.sample(range(VOCAB_SIZE), 5)),
+        top_logprobs=rng.choice([0, 5]),
+        prompt_ids=tuple(rng.choices(range(VOCAB_SIZE), k=50)),
+        output_ids=tuple(rng.choices(range(VOCAB_SIZE), k=8)),
+    )
+
+
 SETUPS = [
     sampler_setup(0),
     sampler_setup(1, temperature=0.8, seed=2**63 + 11, top_logprobs=20),
@@ -55,16 +79,17 @@ SETUPS = [
     sampler_setup(4, presence_penalty=0.9, frequency_penalty=0.7, output_ids=(5, 5, 9)),
     sampler_setup(5, temperature=0.7, seed=5, min_p=0.2, logit_bias=((7, 2.5), (8, -100.0)), top_k=3),
     sampler_setup(6, banned_ids=tuple(range(0, 320, 3)), min_tokens=5),
+    *(random_setup(slot) for slot in range(7, 47)),
 ]
 
 
 @pytest.mark.parametrize("kind", ["torch", "native"])
 def test_samples_follow_the_specification(kind, model):
-    """Seven requests with every setting, 12 tokens each, one step per token; the expected choice is computed from the
-    logits that the executor returns."""
+    """Requests with every setting, alone and combined, 12 tokens each, one step per token; the expected choice is
+    computed from the logits that the executor returns."""
     with open_executor(kind, model) as executor:
         stepper, twin = Stepper(executor), SamplerSlots(VOCAB_SIZE)
-        contexts = [stepper.open(20) for _ in SETUPS]
+        contexts = [stepper.open(12) for _ in SETUPS]
         slots = np.arange(len(SETUPS), dtype=np.int32)
         inputs = [[s.slot + 3] for s in SETUPS]
         for setup in SETUPS:

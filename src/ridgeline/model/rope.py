@@ -22,13 +22,13 @@ from ridgeline.model.spec import ModelSpec, RopeScaling
 def inverse_frequencies(spec: ModelSpec) -> NDArray[np.float64]:
     """Radians per position for each pair, [head_dim / 2], fastest first (RoFormer, section 3.2.2)."""
     exponents = np.arange(0, spec.head_dim, 2, dtype=np.float64) / spec.head_dim
-    frequencies = spec.rope_theta**-exponents
+    frequencies: NDArray[np.float64] = spec.rope_theta**-exponents
     return frequencies if spec.rope_scaling is None else _scaled(frequencies, spec.rope_scaling)
 
 
 def _scaled(frequencies: NDArray[np.float64], scaling: RopeScaling) -> NDArray[np.float64]:
     if scaling.kind == "factors":
-        return frequencies / np.array(scaling.factors)
+        return frequencies / np.array(scaling.factors, np.float64)
     stretched = frequencies / scaling.factor
     if scaling.kind == "linear":
         return stretched
