@@ -175,6 +175,7 @@ def test_priority_starts_the_important_first_and_displaces_the_less_important() 
         Status.WAITING,
         Status.RUNNING,
     ]
+    assert engine.stats().num_preemptions == 1, "no more than needed"
     engine.run_until_idle()
     assert lower_client.token_ids == run_alone([2], max_tokens=20).token_ids
 
