@@ -62,6 +62,7 @@ BAD: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     (CHAT, chat("x", stream="yes"), "stream", {}),
     (CHAT, chat("x", stream_options={"include_usage": True}), "stream_options", {}),
     (CHAT, chat("x", stream=True, stream_options={"usage": 1}), "stream_options.usage", {"code": "unknown_parameter"}),
+    (CHAT, chat("x", priority=-1), "priority", {}),
     (CHAT, {"model": "scripted"}, "messages", {"code": "missing_required_parameter"}),
     (COMPLETIONS, {"prompt": "x"}, "model", {"code": "missing_required_parameter"}),
     (CHAT, {"model": "scripted", "messages": []}, "messages", {}),

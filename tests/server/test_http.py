@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from scripted_server import LiveServer, Start, chat
+from ridgeline.config import EngineConfig
+from scripted_server import DEADLINE_S, LiveServer, Start, chat, serving
 
 PATH = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
 def guarded() -> Any:
-    from scripted_server import serving
-
     with serving() as start:
         yield start(api_keys=("first-key", "second-key"), cors_origins=("https://ui.example",), max_body_bytes=2000)
 
@@ -102,16 +102,35 @@ def test_a_fault_of_ours_is_a_plain_500(server: LiveServer, monkeypatch: pytest.
 
 
 def test_full_queue_says_when_to_come_back(start: Start) -> None:
-    from ridgeline.config import EngineConfig
-
-    server = start(engine=EngineConfig(max_requests=1, max_waiting=2))
+    server = start(engine=EngineConfig(max_requests=1, max_waiting=3))
     server.executor.gate.close()
-    response = server.post("/v1/completions", {"model": "scripted", "prompt": ["a"] * 5})
-    assert response.status_code == 429
-    assert int(response.headers["retry-after"]) >= 1
-    error = response.json()["error"]
-    assert (error["type"], error["code"]) == ("rate_limit_error", "overloaded")
-    server.executor.gate.open()
-    body = server.wait_idle()  # those that were accepted before the queue was full are gone
-    assert body["free_pages"] == body["total_pages"]
+    with ThreadPoolExecutor() as pool:
+        accepted = [pool.submit(server.post, PATH, chat("say:a"))]
+        server.wait_for(lambda body: body["running"] == 1)
+        accepted.append(pool.submit(server.post, PATH, chat("say:a", n=3)))
+        server.wait_for(lambda body: body["waiting"] == 3)
+        response = server.post(PATH, chat("say:a"))
+        assert response.status_code == 429
+        assert int(response.headers["retry-after"]) >= 1
+        error = response.json()["error"]
+        assert (error["type"], error["code"], error["num_waiting"]) == ("rate_limit_error", "overloaded", 3)
+        server.executor.gate.open()
+        assert [answer.result(DEADLINE_S).status_code for answer in accepted] == [200, 200]
     assert server.post(PATH, chat("say:a")).status_code == 200
+
+
+def test_a_request_is_queued_whole_or_not_at_all(start: Start) -> None:
+    server = start(engine=EngineConfig(max_requests=1, max_waiting=3))
+    server.executor.gate.close()
+    with ThreadPoolExecutor() as pool:
+        accepted = pool.submit(server.post, PATH, chat("say:a", n=2))
+        server.wait_for(lambda body: body["running"] + body["waiting"] == 2)
+        assert server.post(PATH, chat("say:a", n=3)).status_code == 429
+        server.executor.gate.open()
+        assert accepted.result(DEADLINE_S).status_code == 200
+    body = server.wait_idle()
+    assert body["free_pages"] == body["total_pages"]
+    assert "abort" in server.get("/metrics").text
+    impossible = server.post(PATH, chat("say:a", n=4))
+    assert impossible.status_code == 400
+    assert impossible.json()["error"].items() >= {"param": "n", "num_sequences": 4, "max_waiting": 3}.items()

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -43,12 +44,7 @@ def test_what_stops_the_load_stops_the_server() -> None:
 
 def test_a_failed_load_shows_while_the_server_ends(start: Start) -> None:
     server = start(load=refuse_to_load, wait=False)  # nobody ends this one when the load fails
-    deadline_reached = threading.Timer(DEADLINE_S, lambda: None)
-    deadline_reached.start()
-    while (body := server.get("/health").json())["status"] == "loading" and deadline_reached.is_alive():
-        pass
-    deadline_reached.cancel()
-    assert body["status"] == "failed"
+    body = server.wait_for(lambda body: body["status"] == "failed")
     assert "model.norm.weight" in body["reason"]
     assert server.post("/v1/completions", completion("a")).json()["error"]["code"] == "model_load_failed"
 
@@ -102,11 +98,13 @@ def test_no_new_requests_during_a_shutdown(start: Start) -> None:
 
 def wait_until_closed(server: LiveServer) -> None:
     """Until the server takes no connections any more."""
-    while True:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
         try:
             socket.create_connection(("127.0.0.1", server.state.port), timeout=DEADLINE_S).close()
         except ConnectionError:
             return
+    raise AssertionError(f"the server still takes connections after {DEADLINE_S} s")
 
 
 def test_running_streams_finish_at_a_shutdown(start: Start) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -92,6 +93,30 @@ def test_completion_with_echo(client: openai.OpenAI) -> None:
     assert choice.text.startswith("The sea")
     assert choice.logprobs.token_logprobs[0] is None
     assert len(choice.logprobs.tokens) == answer.usage.total_tokens
+
+
+def test_clients_that_leave_cost_a_real_engine_nothing(client: openai.OpenAI, process: subprocess.Popen[str]) -> None:
+    chance = random.Random(0)
+    for _ in range(40):
+        stream = client.completions.create(
+            model="tiny",
+            prompt="sea " * chance.randint(1, 60),
+            max_tokens=200,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        for _ in range(chance.randint(0, 5)):
+            next(iter(stream))
+        stream.close()
+    for _ in range(8):
+        answer = client.completions.create(
+            model="tiny", prompt="The sea", max_tokens=8, extra_body={"ignore_eos": True}
+        )
+        assert answer.usage.completion_tokens == 8
+    deadline = time.monotonic() + DEADLINE_S
+    while (health := httpx.get(f"{process.url}/health").json())["running"]:  # type: ignore[attr-defined]
+        assert time.monotonic() < deadline
+    assert health["free_pages"] == health["total_pages"]
 
 
 def test_errors_are_the_clients_own(client: openai.OpenAI, process: subprocess.Popen[str]) -> None:

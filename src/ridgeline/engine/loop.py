@@ -77,6 +77,10 @@ class Engine:
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 
+    @property
+    def config(self) -> EngineConfig:
+        return self._config
+
     def submit(self, request: Request) -> None:
         """Accepts `request`, whose sink then gets exactly one Delta with a finish reason.
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ridgeline.config import EngineConfig
 from ridgeline.engine.params import checked
 from ridgeline.engine.request import SamplingParams
 from ridgeline.errors import RequestError
@@ -23,7 +24,6 @@ from ridgeline.server.state import Served, ServerState
 from ridgeline.server.transport import parse_object
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
-_STREAM_ONLY = "stream_options"
 
 
 @dataclass(frozen=True)
@@ -154,10 +154,9 @@ def _job(
     format: Format,
     api_names: Mapping[str, str],
 ) -> Job:
-    stream = fields.get("stream", False)
-    if _STREAM_ONLY in fields and not stream:
-        raise refusal(_STREAM_ONLY, "needs stream: true")
-    options = fields.get(_STREAM_ONLY, {})
+    stream, options = fields.get("stream", False), fields.get("stream_options", {})
+    if any(options.values()) and not stream:
+        raise refusal("stream_options", "needs stream: true")
     work = Work(
         request_id=envelope.request_id,
         prompts=prompts,
@@ -166,6 +165,7 @@ def _job(
         priority=fields.get("priority", 0),
         arrived_at=envelope.arrived_at,
     )
+    _check_schedulable(work, served.engine.config)
     return Job(
         served=served,
         work=work,
@@ -176,3 +176,18 @@ def _job(
         continuous_usage=bool(options.get("continuous_usage_stats")),
         api_names=api_names,
     )
+
+
+def _check_schedulable(work: Work, config: EngineConfig) -> None:
+    """Refuses what this engine's scheduler would ignore or could never queue."""
+    if work.priority and config.policy != "priority":
+        hint = "leave it out, or start the server with --policy priority"
+        raise refusal("priority", f"is {work.priority}, but this server runs requests by arrival", hint=hint)
+    if work.num_choices > config.max_waiting:
+        raise refusal(
+            "n" if work.n > 1 else "prompt",
+            f"asks for {work.num_choices} sequences at once, this server queues {config.max_waiting}",
+            hint="send several requests, or raise --max-waiting",
+            num_sequences=work.num_choices,
+            max_waiting=config.max_waiting,
+        )
