@@ -1,5 +1,6 @@
 """`ridgeline serve` as a process: what it says, and how it ends."""
 
+import json
 import re
 import signal
 import socket
@@ -52,10 +53,15 @@ def test_a_model_that_does_not_load_ends_the_server():
 
 def test_ctrl_c_ends_it_cleanly(tiny_model):
     """As SIGTERM does, with which `running_server` ends every server of these tests."""
-    command = [sys.executable, "-m", "ridgeline.cli", "serve", tiny_model, "--port", "0", *QUICK]
+    command = [sys.executable, "-m", "ridgeline.cli", "serve", tiny_model, "--port", "0", "--json", *QUICK]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline().startswith("serving   http://127.0.0.1:")
+        ready = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
-        errors = process.communicate(timeout=60)[1]
+        output, errors = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "Traceback" not in errors
+    assert (output, errors) == ("", "")
+    assert ready["url"].startswith("http://127.0.0.1:")
+    assert ready["models"] == ["tiny-llama"]
+    assert ready["context_len"] == 512
+    assert 0.9e6 < ready["kv_bytes"] <= 1e6
+    assert ready["typical_users"] == ready["kv_tokens"] // 512

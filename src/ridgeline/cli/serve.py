@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.cli.options import ENGINE_OPTIONS, MODEL_OPTIONS, SERVER_OPTIONS, Model, pick, takes
-from ridgeline.cli.output import loading
+from ridgeline.cli.options import ENGINE_OPTIONS, MODEL_OPTIONS, SERVER_OPTIONS, Json, Model, pick, takes
+from ridgeline.cli.output import loading, print_json
 from ridgeline.config import EngineConfig, ModelConfig, ServerConfig, resolve
 from ridgeline.cost.memory import admissible_requests
 from ridgeline.errors import ConfigError
@@ -24,7 +24,7 @@ _TYPICAL_LEN = 2500  # tokens, prompt and answer, of the users that the KV capac
 
 
 @takes(MODEL_OPTIONS, ENGINE_OPTIONS, SERVER_OPTIONS)
-def serve(model: Model = DEFAULT_MODEL, **options: Any) -> int:
+def serve(model: Model = DEFAULT_MODEL, as_json: Json = False, **options: Any) -> int:
     """Serve a model over HTTP, OpenAI-compatible, until Ctrl-C."""
     from ridgeline.server.run import serve as run_server
 
@@ -33,11 +33,14 @@ def serve(model: Model = DEFAULT_MODEL, **options: Any) -> int:
     server_config = _server_config(pick(SERVER_OPTIONS, options))
 
     def load() -> tuple[ModelRuntime, Engine]:
-        with loading(log=True) as progress:
+        with loading(log=True, quiet=as_json) as progress:
             return load_engine(model, model_config, engine_config, progress=progress)
 
     def announce(state: ServerState) -> None:
-        print("\n".join(ready_lines(state)), flush=True)
+        if as_json:
+            print_json(ready_facts(state))
+        else:
+            print("\n".join(ready_lines(state)), flush=True)
 
     return run_server(server_config, load, on_ready=announce)
 
@@ -59,25 +62,42 @@ def _keys_of(path: Path) -> list[str]:
     return keys
 
 
-def ready_lines(state: ServerState) -> list[str]:
-    """What a person needs to know once the model is loaded, down to a command to copy."""
+def ready_facts(state: ServerState) -> dict[str, Any]:
+    """What `--json` prints once requests are answered. Sizes are in bytes, lengths in tokens."""
     served = state.require()
     runtime, executor = served.runtime, served.runtime.executor
     num_pages = executor.num_pages - 1  # the null page holds nobody's tokens
     kv_tokens = num_pages * executor.page_size
     typical_len = min(_TYPICAL_LEN, runtime.context_len)
-    users = admissible_requests(num_pages, executor.page_size, typical_len)
+    return {
+        "url": _url(state),
+        "models": list(served.names),
+        "parameters": runtime.spec.num_parameters,
+        "dtype": runtime.dtype,
+        "kv_dtype": runtime.kv_dtype,
+        "notices": list(runtime.notices),
+        "context_len": runtime.context_len,
+        "kv_bytes": kv_tokens * runtime.kv_bytes_per_token,
+        "kv_tokens": kv_tokens,
+        "typical_len": typical_len,
+        "typical_users": admissible_requests(num_pages, executor.page_size, typical_len),
+    }
+
+
+def ready_lines(state: ServerState) -> list[str]:
+    """The same for people, down to a command to copy."""
+    facts = ready_facts(state)
     return [
-        f"serving   {_url(state)}",
-        f"model     {', '.join(served.names)} ({runtime.spec.num_parameters / 1e6:,.0f} M parameters)",
-        f"format    {runtime.dtype}, KV cache {runtime.kv_dtype}",
-        *(f"note      {notice}" for notice in runtime.notices),
-        f"context   {runtime.context_len:,} tokens",
-        f"KV cache  {format_bytes(kv_tokens * runtime.kv_bytes_per_token)}: {kv_tokens:,} tokens, "
-        f"{users:,} users at {typical_len:,} tokens",
+        f"serving   {facts['url']}",
+        f"model     {', '.join(facts['models'])} ({facts['parameters'] / 1e6:,.0f} M parameters)",
+        f"format    {facts['dtype']}, KV cache {facts['kv_dtype']}",
+        *(f"note      {notice}" for notice in facts["notices"]),
+        f"context   {facts['context_len']:,} tokens",
+        f"KV cache  {format_bytes(facts['kv_bytes'])}: {facts['kv_tokens']:,} tokens, "
+        f"{facts['typical_users']:,} users at {facts['typical_len']:,} tokens",
         "",
         "try it:",
-        *_curl_lines(served, _url(state), needs_key=bool(state.config.api_keys)),
+        *_curl_lines(state.require(), facts["url"], needs_key=bool(state.config.api_keys)),
     ]
 
 
