@@ -86,11 +86,34 @@ def test_a_sink_that_raises_aborts_its_own_request(at: str) -> None:
     assert engine.stats().num_pages_held == 0
 
 
+def test_a_token_without_text_fails_its_request_only() -> None:
+    """As an id that the model has and the tokenizer has not: 300 is no byte."""
+    executor = FakeExecutor(vocab_size=400, next_token=lambda context: 300 if context[0] == 13 else ord("x"))
+    engine = make_engine(executor)
+    runs = [submit(engine, [i], max_tokens=3) for i in (12, 13, 14)]
+    engine._delivery._tokenizer.token_bytes = {120: b"x"}.__getitem__  # type: ignore[union-attr,method-assign]
+    engine.run_until_idle()
+    assert [client.reason for _, client in runs] == [FinishReason.LENGTH, FinishReason.ERROR, FinishReason.LENGTH]
+    assert "token 300" in str(runs[1][1].deltas[-1].error)
+    assert [client.text for _, client in runs] == ["xxx", "", "xxx"]
+    assert engine.stats().num_pages_held == 0
+
+
 def test_a_stop_string_found_while_its_step_fails_wins() -> None:
     engine = make_engine(FakeExecutor(next_token=lambda _: ord("x"), fail_steps=frozenset({1})))
     _, client = submit(engine, [1], stop=("x",))
     engine.run_until_idle()
     assert (client.reason, client.token_ids) == (FinishReason.STOP, [ord("x")])
+
+
+def test_an_abort_that_comes_after_the_stop_string_was_sampled_adds_no_second_end() -> None:
+    engine = make_engine(FakeExecutor(next_token=lambda _: ord("x")))
+    request, client = submit(engine, [1], stop=("x",))
+    _, other = submit(engine, [2], max_tokens=4)
+    engine.step()
+    engine.abort(request.id)
+    engine.run_until_idle()
+    assert (client.reason, other.reason) == (FinishReason.STOP, FinishReason.LENGTH)
 
 
 def test_abort_reaches_waiting_running_and_preempted_requests_within_two_steps() -> None:

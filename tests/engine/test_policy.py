@@ -52,25 +52,25 @@ def pacer(**config: Any) -> PrefillPacer:
 def test_chunks_beside_decodes_start_small_and_follow_the_measured_rate() -> None:
     p = pacer(target_gap_s=0.1)
     assert p.max_prefill_tokens(2048) == 16
-    p.observe(100, 100, duration_s=0.1)
+    p.observe([100], duration_s=0.1)
     assert p.max_prefill_tokens(2048) == 100
-    p.observe(300, 300, duration_s=0.1)  # the mean of 1,000 and 3,000 tokens/s
+    p.observe([200, 99, 1], duration_s=0.1)  # the mean of 1,000 and 3,000 tokens/s
     assert p.max_prefill_tokens(2048) == 200
     assert p.max_prefill_tokens(50) == 50
 
 
 def test_a_slow_machine_still_prefills() -> None:
     p = pacer(target_gap_s=0.1)
-    p.observe(100, 100, duration_s=100.0)
+    p.observe([100], duration_s=100.0)
     assert p.max_prefill_tokens(2048) == 16
 
 
 @pytest.mark.parametrize(
-    ("prefill", "total", "duration_s"), [(0, 64, 0.1), (15, 15, 0.1), (20, 60, 0.1), (64, 64, 0.0)]
+    ("chunk_lens", "duration_s"), [([1] * 64, 0.1), ([15], 0.1), ([20] + [1] * 40, 0.1), ([64], 0.0)]
 )
-def test_only_steps_that_are_mostly_prefill_are_measured(prefill: int, total: int, duration_s: float) -> None:
+def test_only_steps_that_are_mostly_prefill_are_measured(chunk_lens: list[int], duration_s: float) -> None:
     p = pacer()
-    p.observe(prefill, total, duration_s)
+    p.observe(chunk_lens, duration_s)
     assert p.max_prefill_tokens(2048) == 16
 
 

@@ -44,6 +44,14 @@ def test_continuous_batching_refills_the_slots() -> None:
     assert outputs["static"] == outputs["continuous"]
 
 
+def test_the_slot_whose_token_is_discarded_after_a_stop_string_was_used() -> None:
+    engine = make_engine(FakeExecutor(next_token=lambda _: ord("x")))
+    submit(engine, [1], stop=("xx",))
+    engine.run_until_idle()
+    stats = engine.stats()
+    assert (stats.num_output_tokens, stats.slots_used, stats.slots_total) == (2, 3, 3)
+
+
 def test_a_static_batch_that_is_not_full_waits_for_its_time() -> None:
     engine = make_engine(FakeExecutor(), scheduler="static", max_requests=4, static_wait_s=10.0)
     clock = engine._clock

@@ -17,6 +17,7 @@ from typing import Protocol
 from ridgeline.engine.outcome import Outcome
 from ridgeline.engine.request import Delta, FinishReason, Request
 from ridgeline.engine.text import TextStream, TextTokenizer
+from ridgeline.errors import ExecutionError, RidgelineError
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Delivery:
         self._outcomes.append(outcome)
 
     def flush(self) -> None:
-        """Delivers all that was added. Never raises for a sink's fault: that aborts the sink's own request."""
+        """Delivers all that was added. Never raises: a fault of a sink or of a text ends that request alone."""
         outcomes, self._outcomes = self._outcomes, []
         for outcome in outcomes:
             if outcome.request.id in self._streams:
@@ -54,7 +55,13 @@ class Delivery:
 
     def _deliver(self, outcome: Outcome) -> None:
         request = outcome.request
-        text, stop = self._text(outcome)
+        try:
+            text, stop = self._text(outcome)
+        except Exception as error:  # must not reach the other outcomes
+            _log.exception("the tokens of request %s could not be turned into text", request.id)
+            failure = ExecutionError(f"token {outcome.token_id} could not be turned into text: {error!r}")
+            self._cut_off(outcome, FinishReason.ERROR, failure)
+            return
         reason = outcome.finish_reason if stop is None else FinishReason.STOP
         has_token = outcome.token_id is not None
         is_first = has_token and len(request.output_ids) == 1
@@ -71,9 +78,7 @@ class Delivery:
         if reason is not None:
             self._end(request, reason)
         if not self._send(request, delta) and reason is None:
-            self._end(request, FinishReason.ABORT)
-            metrics = request.metrics(outcome.time_s)
-            self._send(request, Delta(finish_reason=FinishReason.ABORT, metrics=metrics))
+            self._cut_off(outcome, FinishReason.ABORT)
 
     def _text(self, outcome: Outcome) -> tuple[str, str | None]:
         """The text that became certain, and the stop string that ended it."""
@@ -89,6 +94,12 @@ class Delivery:
             if update.stop is not None:
                 return text, update.stop
         return (text if reason is None else text + stream.finish()), None
+
+    def _cut_off(self, outcome: Outcome, reason: FinishReason, error: RidgelineError | None = None) -> None:
+        """Ends a request for a fault of its delivery."""
+        self._end(outcome.request, reason)
+        metrics = outcome.request.metrics(outcome.time_s)
+        self._send(outcome.request, Delta(finish_reason=reason, error=error, metrics=metrics))
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         del self._streams[request.id]

@@ -177,6 +177,7 @@ class Engine:
                 self._cache.check(self._scheduler.running)
             return False
         plan, rows = build_plan(chunks, self._executor.page_size, self._eos_ids)
+        num_places = self._scheduler.num_places  # a stop string may end a request while the step computes
         result = self._execute(plan)
         end_s = self._clock()
         if isinstance(result, ExecutionError):
@@ -184,7 +185,8 @@ class Engine:
             for chunk in chunks:
                 self._finish(chunk.request, FinishReason.ERROR, end_s, result)
         else:
-            self._observe(chunks, rows, result)
+            self._scheduler.pacer.observe([chunk.num_tokens for chunk in chunks], result.duration_s)
+            self._counters.on_samples(sum(row.scores is None for row in rows), num_places)
             self._commit(chunks, rows, result, end_s)
         self._counters.on_step(num_tokens=plan.num_tokens, start_s=start_s, end_s=end_s)
         self._progress_s = end_s
@@ -245,12 +247,6 @@ class Engine:
         except Exception as error:  # an executor's fault must not reach requests outside of this step
             _log.exception("the executor failed")
             return ExecutionError(f"the step failed: {error!r}")
-
-    def _observe(self, chunks: Sequence[Chunk], rows: Sequence[LogitRow], result: StepResult) -> None:
-        prefill = sum(chunk.num_tokens for chunk in chunks if chunk.num_tokens > 1)
-        self._scheduler.pacer.observe(prefill, sum(chunk.num_tokens for chunk in chunks), result.duration_s)
-        num_samples = sum(row.scores is None for row in rows)
-        self._counters.on_samples(num_samples, self._scheduler.num_places)
 
     def _commit(self, chunks: Sequence[Chunk], rows: Sequence[LogitRow], result: StepResult, now: float) -> None:
         """Makes the step's results part of the requests that still run; what ended while it computed is discarded."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ridgeline.config import Admission, EngineConfig, Policy
 from ridgeline.cost.memory import pages_needed
 from ridgeline.engine.request import Request
@@ -55,8 +57,11 @@ class PrefillPacer:
         wanted = 0 if self._tokens_per_s is None else int(self._tokens_per_s * self._target_gap_s)
         return min(room, max(self.MIN_TOKENS, wanted))
 
-    def observe(self, num_prefill_tokens: int, num_tokens: int, duration_s: float) -> None:
-        if duration_s <= 0 or num_prefill_tokens < max(self.MIN_TOKENS, num_tokens / 2):
+    def observe(self, chunk_lens: Sequence[int], duration_s: float) -> None:
+        """A step that ran chunks of so many tokens; chunks of one token are decodes."""
+        num_tokens = sum(chunk_lens)
+        num_prefill = sum(length for length in chunk_lens if length > 1)
+        if duration_s <= 0 or num_prefill < max(self.MIN_TOKENS, num_tokens / 2):
             return
         rate = num_tokens / duration_s
         if self._tokens_per_s is not None:
