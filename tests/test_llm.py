@@ -139,6 +139,15 @@ def test_an_unknown_option_names_the_nearest(tiny_model):
     assert "max_batch_tokens" in caught.value.hint
 
 
+def test_memory_that_the_system_refuses_is_told(tiny_model, monkeypatch):
+    def refuse(*arguments, **options):
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr("ridgeline.model.runtime.load_runtime", refuse)
+    with pytest.raises(ConfigError, match=r"refuses memory .* GiB\) are free"):
+        LLM(tiny_model)
+
+
 def test_random_weights_need_a_config_only_and_take_ids(tiny_model):
     options = {"weights": "random", "kv_memory": 500_000, **QUICK_OPTIONS}
     with LLM(f"{tiny_model}/config.json", **options) as llm:

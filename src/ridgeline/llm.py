@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ridgeline.config import EngineConfig, ModelConfig, split
 from ridgeline.engine.request import Delta, FinishReason, Request, RequestMetrics, SamplingParams, TokenLogprob
-from ridgeline.errors import ExecutionError, OverloadedError, RequestError
+from ridgeline.errors import ConfigError, ExecutionError, OverloadedError, RequestError
 
 if TYPE_CHECKING:
     from ridgeline.engine.loop import Engine
@@ -237,12 +237,20 @@ def load_engine(
     model: str, model_config: ModelConfig, engine_config: EngineConfig, *, progress: Progress | None = None
 ) -> tuple[ModelRuntime, Engine]:
     """The model and an engine over it that is not started yet. `progress` gets a stage's name and its done share."""
+    from ridgeline.cost.memory import available_memory
     from ridgeline.engine.loop import Engine
     from ridgeline.model.runtime import load_runtime
+    from ridgeline.units import format_bytes
 
     rows = max(model_config.max_step_tokens, engine_config.max_batch_tokens or 0)
     model_config = dataclasses.replace(model_config, max_step_tokens=rows)
-    runtime = load_runtime(model, model_config, num_sampler_slots=engine_config.max_requests, progress=progress)
+    try:
+        runtime = load_runtime(model, model_config, num_sampler_slots=engine_config.max_requests, progress=progress)
+    except MemoryError as error:
+        raise ConfigError(
+            f"the system refuses memory for weights and KV pages; {format_bytes(available_memory())} are free",
+            hint="lower kv_memory (--kv-memory), or choose a smaller model or dtype",
+        ) from error
     engine = Engine(runtime.executor, runtime.tokenizer, engine_config, context_len=runtime.context_len)
     return runtime, engine
 
