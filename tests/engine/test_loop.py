@@ -287,6 +287,15 @@ def test_stuck_means_that_work_waits_and_no_step_finishes() -> None:
     assert not engine.is_stuck()
 
 
+def test_an_engine_that_becomes_idle_checks_its_books() -> None:
+    engine = make_engine(FakeExecutor())
+    engine._cache.pool.allocate(1)  # a leak
+    _, client = submit(engine, [1], max_tokens=2)
+    with pytest.raises(AssertionError, match="1 pages held, 0 of them by requests"):
+        engine.run_until_idle()
+    assert client.reason is FinishReason.LENGTH
+
+
 def test_a_request_id_cannot_be_used_twice_at_once() -> None:
     engine = make_engine(FakeExecutor())
     request, _ = submit(engine, [1], max_tokens=2)
