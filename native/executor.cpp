@@ -199,6 +199,7 @@ void Executor::copy_plan(const Step& s) {
   result_.top_ids.assign(logit_rows * kMaxTopLogprobs, kNoToken);
   result_.top_logprobs.assign(logit_rows * kMaxTopLogprobs, std::nanf(""));
   result_.finite.assign(logit_rows, 0);
+  result_.has_logits = want_logits_;
   result_.logits.resize(want_logits_ ? logit_rows * shape_.vocab : 0);
 }
 

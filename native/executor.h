@@ -45,6 +45,7 @@ struct StepResult {
   std::vector<int32_t> top_ids;      // [R * kMaxTopLogprobs]
   std::vector<float> top_logprobs;   // [R * kMaxTopLogprobs]
   std::vector<uint8_t> finite;       // [R]
+  bool has_logits = false;
   std::vector<float> logits;         // [R * vocab] when wanted
   double duration_s = 0;
 };
@@ -73,6 +74,7 @@ class Executor {
   void submit(const Step& step);  // checks the step: std::invalid_argument names what is out of range
   const StepResult& wait();
 
+  int vocab() const { return shape_.vocab; }
   const char* isa() const { return kernels_.name; }
   size_t weight_bytes() const;
   size_t kv_bytes() const { return kv_memory_.bytes(); }

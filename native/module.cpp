@@ -147,7 +147,7 @@ void bind_executor(nb::module_& m) {
              }
              const size_t rows = r->token_ids.size();
              nb::object logits = nb::none();
-             if (!r->logits.empty()) logits = copied(r->logits, {rows, r->logits.size() / rows});
+             if (r->has_logits) logits = copied(r->logits, {rows, static_cast<size_t>(e.vocab())});
              return nb::make_tuple(copied(r->token_ids, {rows}), copied(r->logprobs, {rows}),
                                    copied(r->top_ids, {rows, kMaxTopLogprobs}),
                                    copied(r->top_logprobs, {rows, kMaxTopLogprobs}), copied(r->finite, {rows}), logits,

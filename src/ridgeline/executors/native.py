@@ -172,9 +172,7 @@ class _Builder:
         self._progress = progress
         self._shapes = weight_shapes(program.spec)
         self._matrices: dict[tuple[str, ...], int] = {}
-        self._buffers = {
-            name: core.add_buffer(width, name in PER_LOGIT_ROW) for name, width in program.widths.items()
-        }
+        self._buffers = {name: core.add_buffer(width, name in PER_LOGIT_ROW) for name, width in program.widths.items()}
 
     def build(self) -> None:
         ops = self._program.ops

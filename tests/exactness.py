@@ -1,0 +1,131 @@
+"""Runs a set of prompts through a real engine under a chosen schedule, and keeps what invariant 5 compares: every
+request's tokens and the digest of the logits that each token was chosen from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine_runs import Client
+from ridgeline.config import EngineConfig, ModelConfig
+from ridgeline.engine.loop import Engine
+from ridgeline.engine.plan import Executor, StepHandle, StepPlan, StepResult
+from ridgeline.engine.request import Request, SamplingParams
+from ridgeline.model.runtime import ModelRuntime, load_runtime
+
+MODEL = "smollm2-135m"
+NUM_PROMPTS = 20
+
+Digests = dict[tuple[int, int], bytes]  # (request, position of the token) -> digest of its logits
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One way to run the prompts. `pool_tokens` that do not hold them all force preemption."""
+
+    chunk: int | None = None  # tokens in a step; None: as many as there are
+    alone: bool = False  # one request at a time
+    kv_cache: bool = True
+    scheduler: str = "continuous"
+    max_requests: int = 32
+    pool_tokens: int = 8192
+    threads: int = 2
+
+    @property
+    def is_tight(self) -> bool:
+        return self.pool_tokens < 8192
+
+    def __str__(self) -> str:
+        parts = [f"chunk {self.chunk or 'all'}", "alone" if self.alone else "together", f"{self.threads} threads"]
+        parts += [] if self.kv_cache else ["no KV cache"]
+        parts += [] if self.scheduler == "continuous" else [f"static, {self.max_requests} at once"]
+        parts += [] if not self.is_tight else [f"pool of {self.pool_tokens} tokens"]
+        return ", ".join(parts)
+
+
+@dataclass
+class Outcome:
+    token_ids: list[list[int]]
+    digests: Digests
+    num_preemptions: int
+
+
+class RecordingExecutor:
+    """An executor that asks for all logits and keeps their digests; it shows only `pool_tokens` worth of its pages. A
+    request is known by its seed."""
+
+    def __init__(self, executor: Executor, pool_tokens: int) -> None:
+        self._executor = executor
+        self.num_pages = pool_tokens // executor.page_size + 1  # and the null page
+        self._seeds: dict[int, int] = {}  # sampler slot -> seed
+        self.digests: Digests = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        plan.want_logits = True
+        self._seeds |= {setup.slot: setup.seed for setup in plan.setups}
+        return _RecordingHandle(self, plan, self._executor.submit(plan))
+
+    def record(self, plan: StepPlan, result: StepResult) -> None:
+        for row, slot, logits in zip(plan.logit_rows, plan.sampler_slots, result.logits, strict=True):
+            if slot >= 0:
+                key = self._seeds[int(slot)], int(plan.positions[row]) + 1
+                self.digests[key] = hashlib.blake2b(logits.tobytes(), digest_size=16).digest()
+
+
+@dataclass
+class _RecordingHandle:
+    executor: RecordingExecutor
+    plan: StepPlan
+    handle: StepHandle
+
+    def wait(self) -> StepResult:
+        result = self.handle.wait()
+        self.executor.record(self.plan, result)
+        return result
+
+
+def open_runtime(dtype: str, threads: int) -> ModelRuntime:
+    return load_runtime(MODEL, ModelConfig(dtype=dtype, threads=threads, kv_memory=1 << 30))
+
+
+def run(runtime: ModelRuntime, prompts: Sequence[Sequence[int]], num_tokens: int, schedule: Schedule) -> Outcome:
+    """Greedy continuations of `num_tokens` tokens each under `schedule`."""
+    executor = RecordingExecutor(runtime.executor, schedule.pool_tokens)
+    engine = Engine(
+        executor,
+        runtime.tokenizer,
+        EngineConfig(
+            max_batch_tokens=schedule.chunk or runtime.executor.max_step_tokens,
+            max_requests=schedule.max_requests,
+            scheduler=schedule.scheduler,
+            static_wait_s=0.0,
+            kv_cache=schedule.kv_cache,
+            admission="optimistic" if schedule.is_tight else "reserve",
+        ),
+        context_len=min(1024, schedule.pool_tokens),
+    )
+    clients = [Client() for _ in prompts]
+    for i, (prompt, client) in enumerate(zip(prompts, clients, strict=True)):
+        params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, seed=i)
+        engine.submit(Request(f"request-{i}", list(prompt), params, client))
+        if schedule.alone:
+            engine.run_until_idle()
+    engine.run_until_idle()
+    return Outcome([client.token_ids for client in clients], executor.digests, engine.stats().num_preemptions)
+
+
+def prompts_of(runtime: ModelRuntime, count: int = NUM_PROMPTS) -> list[list[int]]:
+    """Texts of many lengths, so that chunks and pages end at different places: 4 to 65 tokens."""
+    text = (
+        "The lighthouse keeper wrote every evening: wind from the north-west, 14 knots; two ships, one of them late. "
+        "Nobody read the book. def area(r): return 3.14159 * r ** 2  # units? Nobody asked. Dès l'aube, à l'heure où "
+        "blanchit la campagne, the keeper's daughter counted 1, 2, 3, 5, 8, 13 gulls and gave each of them a name."
+    )
+    tokens = runtime.tokenizer.encode(text)
+    lengths = [4, 15, 16, 17, 31, 32, 33, 48, 49, 65, *range(5, 65, 6)][:count]
+    return [tokens[i : i + length] for i, length in enumerate(lengths)]
