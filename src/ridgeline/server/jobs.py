@@ -54,8 +54,8 @@ def prepare_chat(state: ServerState, envelope: Envelope) -> Job:
     fields = CHAT.parse(parse_object(envelope.body))
     served = state.require_model(fields["model"])
     limit_name, max_tokens = _chat_limit(fields)
-    names = {"prompt": "messages", "prompt_ids": "messages", "max_tokens": limit_name, "logprobs": "top_logprobs"}
-    if "top_logprobs" in fields and not fields.get("logprobs"):
+    names = {"prompt": "messages", "max_tokens": limit_name, "logprobs": "top_logprobs"}
+    if fields.get("top_logprobs") and not fields.get("logprobs"):
         raise refusal("top_logprobs", "needs logprobs: true")
     logprobs = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
     params = _sampling(served.runtime, fields, names, max_tokens=max_tokens, logprobs=logprobs)
@@ -83,7 +83,7 @@ def prepare_completion(state: ServerState, envelope: Envelope) -> Job:
     echoes = [_echo(runtime, *pair, params) for pair in zip(fields["prompt"], prompts, strict=True)] if echo else None
     speller = None if logprobs is None else runtime.tokenizer
     completion = CompletionFormat(fields.get("n", 1), echoes, speller=speller)
-    return _job(served, envelope, fields, prompts, params, completion, {"prompt_ids": "prompt"})
+    return _job(served, envelope, fields, prompts, params, completion, {})
 
 
 def chat_prompt(runtime: ModelRuntime, fields: Mapping[str, Any]) -> list[int]:
