@@ -179,12 +179,19 @@ class LLM:
             raise RequestError(f"{self.runtime.name} has no tokenizer", param="prompt", hint="give token ids instead")
         return tokenizer.encode(prompt, control=True, bos=tokenizer.adds_bos)
 
-    def render(self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
-        """Token ids of a conversation under the model's chat template, ready for the assistant's answer."""
+    def render(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation under the model's chat template, ready for the assistant's answer. `extra` are
+        further variables of the template, as in `{"enable_thinking": False}`."""
         template = self.runtime.chat_template
         if template is None:
             raise RequestError(f"{self.runtime.name} has no chat template", param="messages", hint="use a raw prompt")
-        return template.encode([dict(m) for m in messages], tools=None if tools is None else [dict(t) for t in tools])
+        return template.encode([dict(message) for message in messages], tools=tools, extra=extra)
 
     def close(self) -> None:
         """Frees the model's memory. The LLM cannot be used afterwards."""
@@ -263,12 +270,14 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 @contextlib.contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """A Ctrl-C inside the block takes effect at its end. Other threads than the main one never get signals."""
-    if threading.current_thread() is not threading.main_thread():
+    """A Ctrl-C inside the block takes effect at its end. Other threads than the main one never get signals, and a
+    handler that was not installed from Python cannot be put back, so it is left alone."""
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous is None:
         yield
         return
     caught: list[int] = []
-    previous = signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
+    signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
     try:
         yield
     finally:

@@ -106,10 +106,20 @@ def test_batch_file(tiny_model, llm, batch_file, tmp_path, capsys):
     assert body["choices"][0]["message"] == {"role": "assistant", "content": in_chat.text}
     assert body["usage"]["completion_tokens"] == 6
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
-    long = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-    assert envelopes[1]["response"]["body"]["choices"][0]["text"] == llm.generate(PROMPT, long)[0].text
+    assert envelopes[1]["response"]["body"]["choices"][0]["text"] == llm.generate(PROMPT, PARAMS)[0].text
     assert envelopes[2]["response"] is None
-    assert envelopes[2]["error"]["message"].startswith("n is 2")
+    assert envelopes[2]["error"]["message"] == "n is 2; in this file it can only be 1"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("model", "other"), ("stream", True), ("echo", True), ("priority", 1), ("n", 2)]
+)
+def test_what_a_batch_cannot_honour_is_refused_by_name(tiny_model, tmp_path, capsys, field, value):
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps({"prompt": PROMPT, field: value}))
+    assert main(["generate", tiny_model, "--batch-file", str(path), *QUICK]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["error"]["message"].startswith(f"{field} is {value!r}; ")
 
 
 def test_a_batch_on_stdout_is_jsonl_and_nothing_else(tiny_model, batch_file, capsys):

@@ -15,7 +15,7 @@ import dataclasses
 import json
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,25 +26,29 @@ from ridgeline.server.fields import CHAT, COMPLETION, SAMPLING
 from ridgeline.server.messages import plain_messages
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default of /v1/completions
+# What the server honours and a file of answers, one per line, cannot.
+_NEUTRAL = {
+    "n": 1,
+    "stream": False,
+    "stream_options": None,
+    "echo": False,
+    "priority": 0,
+    "add_generation_prompt": True,
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """One line: where its answer goes, and what it asks for."""
+@dataclasses.dataclass
+class Entry:
+    """One line on its way to its answer."""
 
-    index: int
-    body: dict[str, Any]
-    envelope: dict[str, Any] | None  # OpenAI's, without the body
+    place: dict[str, Any]  # what identifies it in the output: `index` of the line, or the envelope's `custom_id`
+    is_enveloped: bool = False
+    is_chat: bool = False
+    outcome: Generation | RidgelineError | None = None
 
     @property
-    def is_chat(self) -> bool:
-        return "messages" in self.body
-
-    def answer(self, llm: LLM, completion: Completion) -> dict[str, Any]:
-        if self.envelope is None:
-            return {"index": self.index, **dataclasses.asdict(completion)}
-        response = {"status_code": 200, "body": _openai_body(llm.runtime.name, self, completion)}
-        return {"custom_id": self.envelope.get("custom_id"), "response": response, "error": None}
+    def is_over(self) -> bool:
+        return isinstance(self.outcome, RidgelineError) or (self.outcome is not None and self.outcome.done)
 
 
 def run_batch(
@@ -69,72 +73,79 @@ def _write(sink: IO[str], result: dict[str, Any]) -> None:
     sink.flush()
 
 
-def _answers(llm: LLM, lines: Iterator[str], defaults: SamplingParams, raw: bool) -> Iterator[dict[str, Any]]:
+def _answers(llm: LLM, lines: Iterable[str], defaults: SamplingParams, raw: bool) -> Iterator[dict[str, Any]]:
     """Results in the order of the lines. As many run at once as the engine takes; `submit` waits when it is full."""
-    under_way: deque[tuple[Job | int, Generation | RidgelineError]] = deque()
+    under_way: deque[Entry] = deque()
     for index, line in enumerate(lines):
-        if not line.strip():
-            continue
-        job: Job | int = index
-        try:
-            job = _read_job(index, line)
-            under_way.append((job, llm.submit(*_prompt_and_params(llm, job, defaults, raw))))
-        except RidgelineError as error:
-            under_way.append((job, error))
-        while under_way and _is_over(under_way[0][1]):
-            yield _result(llm, *under_way.popleft())
+        if line.strip():
+            under_way.append(_start(llm, index, line, defaults, raw))
+        while under_way and under_way[0].is_over:
+            yield _result(llm, under_way.popleft())
     while under_way:
-        yield _result(llm, *under_way.popleft())
+        yield _result(llm, under_way.popleft())
 
 
-def _is_over(outcome: Generation | RidgelineError) -> bool:
-    return isinstance(outcome, RidgelineError) or outcome.done
-
-
-def _result(llm: LLM, job: Job | int, outcome: Generation | RidgelineError) -> dict[str, Any]:
+def _start(llm: LLM, index: int, line: str, defaults: SamplingParams, raw: bool) -> Entry:
+    entry = Entry({"index": index})
     try:
-        if isinstance(outcome, RidgelineError):
-            raise outcome
-        assert isinstance(job, Job)
-        return job.answer(llm, llm.wait(outcome))
+        body = _read_body(entry, index, line)
+        entry.outcome = llm.submit(*_prompt_and_params(llm, entry, body, defaults, raw))
     except RidgelineError as error:
-        detail = {"code": error.code, "message": error.message, "hint": error.hint}
-        if isinstance(job, Job) and job.envelope is not None:
-            return {"custom_id": job.envelope.get("custom_id"), "response": None, "error": detail}
-        return {"index": job.index if isinstance(job, Job) else job, "error": detail}
+        entry.outcome = error
+    return entry
 
 
-def _read_job(index: int, line: str) -> Job:
+def _read_body(entry: Entry, index: int, line: str) -> dict[str, Any]:
+    """The request's body; notes in `entry` whether it came in an envelope and which kind it is."""
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         raise RequestError(f"line {index + 1} is no JSON: {error}", code="invalid_json") from None
+    if isinstance(value, dict) and "body" in value:
+        entry.is_enveloped, entry.place = True, {"custom_id": value.get("custom_id")}
+        value = value["body"]
     if not isinstance(value, dict):
-        raise RequestError(f"line {index + 1} holds no object", code="invalid_json")
-    if "body" not in value:
-        return Job(index, value, None)
-    if not isinstance(value["body"], dict):
-        raise RequestError(f"body of line {index + 1} is no object", param="body")
-    return Job(index, value["body"], {name: item for name, item in value.items() if name != "body"})
+        raise RequestError(f"line {index + 1} holds no request object", code="invalid_json")
+    entry.is_chat = "messages" in value
+    return value
 
 
-def _prompt_and_params(llm: LLM, job: Job, defaults: SamplingParams, raw: bool) -> tuple[Sequence[int], SamplingParams]:
-    table = CHAT if job.is_chat else COMPLETION
-    fields = table.parse({"model": llm.runtime.name, **job.body})
-    if fields.get("n", 1) != 1:
-        raise RequestError(f"n is {fields['n']}; a line has one answer", param="n", hint="repeat the line")
+def _result(llm: LLM, entry: Entry) -> dict[str, Any]:
+    try:
+        assert entry.outcome is not None, "an entry that was not started"
+        if isinstance(entry.outcome, RidgelineError):
+            raise entry.outcome
+        completion = llm.wait(entry.outcome)
+    except RidgelineError as error:
+        failure = {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
+        return {**entry.place, "response": None, **failure} if entry.is_enveloped else {**entry.place, **failure}
+    if not entry.is_enveloped:
+        return {**entry.place, **dataclasses.asdict(completion)}
+    body = _openai_body(llm.runtime.name, entry.is_chat, completion)
+    return {**entry.place, "response": {"status_code": 200, "body": body}, "error": None}
+
+
+def _prompt_and_params(
+    llm: LLM, entry: Entry, body: dict[str, Any], defaults: SamplingParams, raw: bool
+) -> tuple[Sequence[int], SamplingParams]:
+    table = CHAT if entry.is_chat else COMPLETION
+    fields = table.parse({"model": llm.runtime.name, **body})
+    for name, neutral in {**_NEUTRAL, "model": llm.runtime.name}.items():
+        if fields.get(name, neutral) != neutral:
+            raise RequestError(f"{name} is {fields[name]!r}; in this file it can only be {neutral!r}", param=name)
     given = {SAMPLING[name]: value for name, value in fields.items() if name in SAMPLING}
-    if job.is_chat:
+    if entry.is_chat:
         if "max_completion_tokens" in fields:
             given["max_tokens"] = fields["max_completion_tokens"]
         if fields.get("logprobs"):
             given["logprobs"] = fields.get("top_logprobs", 0)
-        return llm.render(plain_messages(fields["messages"])), dataclasses.replace(defaults, **given)
+        prompt_ids = llm.render(plain_messages(fields["messages"]), extra=fields.get("chat_template_kwargs"))
+        return prompt_ids, dataclasses.replace(defaults, **given)
     if "logprobs" in fields:
         given["logprobs"] = fields["logprobs"]
-    if job.envelope is not None and defaults.max_tokens is None:
+    if entry.is_enveloped and defaults.max_tokens is None:
         given.setdefault("max_tokens", _COMPLETION_MAX_TOKENS)
-    return _prompt_ids(llm, fields["prompt"], raw or job.envelope is not None), dataclasses.replace(defaults, **given)
+    return _prompt_ids(llm, fields["prompt"], raw or entry.is_enveloped), dataclasses.replace(defaults, **given)
 
 
 def _prompt_ids(llm: LLM, prompts: list[Any], raw: bool) -> list[int]:
@@ -146,15 +157,15 @@ def _prompt_ids(llm: LLM, prompts: list[Any], raw: bool) -> list[int]:
     return llm.render([{"role": "user", "content": prompt}])
 
 
-def _openai_body(model: str, job: Job, completion: Completion) -> dict[str, Any]:
+def _openai_body(model: str, is_chat: bool, completion: Completion) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "finish_reason": completion.finish_reason, "logprobs": None}
-    if job.is_chat:
+    if is_chat:
         choice["message"] = {"role": "assistant", "content": completion.text}
     else:
         choice["text"] = completion.text
     num_prompt, num_output = completion.num_prompt_tokens, len(completion.token_ids)
     return {
-        "object": "chat.completion" if job.is_chat else "text_completion",
+        "object": "chat.completion" if is_chat else "text_completion",
         "model": model,
         "choices": [choice],
         "usage": {
