@@ -47,8 +47,12 @@ def test_a_right_model_passes(verify, checkpoint, capsys):
 def test_a_chunk_that_changes_bits_fails_and_so_does_a_difference_beyond_the_tolerance(
     verify, checkpoint, monkeypatch, capsys
 ):
-    right = verify._logits
-    monkeypatch.setattr(verify, "_logits", lambda *args: right(*args) + (1e-6 if args[2] == verify.CHUNK else 0))
+    right = verify.forced_logits
+
+    def wrong_in_chunks(executor, token_ids, chunk_lens):
+        return right(executor, token_ids, chunk_lens) + (1e-6 if chunk_lens[0] == verify.CHUNK else 0)
+
+    monkeypatch.setattr(verify, "forced_logits", wrong_in_chunks)
     monkeypatch.setattr(verify, "RELATIVE_TOLERANCE", 0.0)
     assert verify.main([checkpoint]) == 1
     printed = capsys.readouterr().out
