@@ -116,6 +116,23 @@ def test_an_abort_that_comes_after_the_stop_string_was_sampled_adds_no_second_en
     assert (client.reason, other.reason) == (FinishReason.STOP, FinishReason.LENGTH)
 
 
+def test_an_abort_of_a_request_that_ends_meanwhile_comes_too_late() -> None:
+    engine = make_engine(FakeExecutor(next_token=lambda _: ord("x")))
+    ending = make_request([2], Client(), stop=("x",))
+    received: list[Delta] = []
+
+    def aborts_the_other(delta: Delta) -> None:
+        received.append(delta)
+        if len(received) == 1:
+            engine.abort(ending.id)
+
+    engine.submit(make_request([1], aborts_the_other, max_tokens=3))
+    engine.submit(ending)
+    engine.run_until_idle()
+    assert ending.sink.reason is FinishReason.STOP  # type: ignore[attr-defined]
+    assert received[-1].finish_reason is FinishReason.LENGTH
+
+
 def test_abort_reaches_waiting_running_and_preempted_requests_within_two_steps() -> None:
     engine = make_engine(FakeExecutor(num_pages=9, num_sampler_slots=2), admission="optimistic")
     runs = [submit(engine, [i] * 8, max_tokens=20) for i in range(3)]
