@@ -3,7 +3,6 @@
 import subprocess
 import types
 
-import httpx
 import pytest
 
 from quick import QUICK
@@ -38,22 +37,26 @@ def test_a_server_that_fails_shows_its_log():
         pytest.fail("the block must not run")
 
 
-def test_the_server_is_stopped_also_after_an_error(tiny_model, monkeypatch):
-    processes = []
+def test_a_question_is_timed_and_the_server_stopped_also_after_an_error(tiny_model, monkeypatch, capsys):
+    processes, timings = [], []
 
     def remember(*arguments, **options):
         processes.append(subprocess.Popen(*arguments, **options))
         return processes[-1]
 
+    def ask_then_fail():
+        with demo.running_server(tiny_model, *QUICK) as url:
+            timings.append(demo.ask(url, "the quick brown fox"))
+            raise ZeroDivisionError
+
     # In place of the module's name for subprocess, so that only the demo's own call is watched.
     monkeypatch.setattr(demo, "subprocess", types.SimpleNamespace(**vars(subprocess) | {"Popen": remember}))
     with pytest.raises(ZeroDivisionError):
-        fail_beside_a_server(tiny_model)
-    [process] = processes
+        ask_then_fail()
+    [timing], [process] = timings, processes
     assert process.returncode == 0
-
-
-def fail_beside_a_server(model):
-    with demo.running_server(model, *QUICK) as url:
-        assert httpx.get(f"{url}/models").is_success
-        raise ZeroDivisionError
+    assert timing.prompt_len > len(["the", "quick", "brown", "fox"])
+    assert 2 <= timing.output_len <= 128
+    assert timing.ttft_s > 0
+    assert timing.decode_s > 0
+    assert len(capsys.readouterr().out.splitlines()) >= 2  # the command that was started, then the answer
