@@ -30,7 +30,7 @@ from ridgeline.llm import DEFAULT_MODEL
 from ridgeline.units import format_bytes
 
 _DTYPE = "bf16"
-_QUESTION = "What is a roofline model in computing? Answer in three sentences."
+_QUESTION = "Why is the sky blue? Answer in two sentences."
 _MAX_TOKENS = 128
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 60.0
