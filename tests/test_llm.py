@@ -62,6 +62,13 @@ def test_a_flat_list_of_ids_is_one_prompt(llm):
     assert [c.token_ids for c in llm.generate(ids, GREEDY)] == [llm.generate("the quick", GREEDY)[0].token_ids]
 
 
+def test_without_params_the_checkpoint_recommends_and_silence_is_greedy(llm, monkeypatch):
+    assert llm.default_params == SamplingParams(temperature=0)
+    monkeypatch.setitem(llm.runtime.generation_defaults, "temperature", 0.7)
+    monkeypatch.setitem(llm.runtime.generation_defaults, "top_p", 0.9)
+    assert llm.default_params == SamplingParams(temperature=0.7, top_p=0.9)
+
+
 def test_params_per_prompt(llm):
     lengths = [3, 1, 2]
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in lengths]

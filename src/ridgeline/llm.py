@@ -111,8 +111,8 @@ class LLM:
 
     @property
     def default_params(self) -> SamplingParams:
-        """What holds when a call gives no SamplingParams: neutral values, and the model's own generation_config."""
-        return SamplingParams(**self.runtime.generation_defaults)
+        """For calls that give no SamplingParams: as the checkpoint recommends, greedy where it says nothing."""
+        return SamplingParams(**{"temperature": 0.0, **self.runtime.generation_defaults})
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None

@@ -1,5 +1,6 @@
 """`ridgeline generate`, run in this process on a tiny random model."""
 
+import dataclasses
 import io
 import json
 
@@ -62,12 +63,17 @@ LINES = [
     {"prompt": PROMPT, "max_token": 3},
     {"prompt": "the " * 600},
     {"messages": [{"role": "user", "content": PROMPT}], "temperature": 0},
-    {"prompt": [3, 4, 5], "temperature": 0},
+    {"prompt": [3, 4, 5]},
     {
         "custom_id": "a",
         "method": "POST",
         "url": "/v1/chat/completions",
-        "body": {"messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "max_completion_tokens": 6},
+        "body": {
+            "messages": [{"role": "user", "content": PROMPT}],
+            "temperature": 0,
+            "max_completion_tokens": 6,
+            "ignore_eos": True,
+        },
     },
     {"custom_id": "b", "url": "/v1/completions", "body": {"prompt": PROMPT, "temperature": 0, "ignore_eos": True}},
     {"custom_id": "c", "body": {"prompt": PROMPT, "n": 2}},
@@ -106,7 +112,8 @@ def test_batch_file(tiny_model, llm, batch_file, tmp_path, capsys):
     assert body["choices"][0]["message"] == {"role": "assistant", "content": in_chat.text}
     assert body["usage"]["completion_tokens"] == 6
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
-    assert envelopes[1]["response"]["body"]["choices"][0]["text"] == llm.generate(PROMPT, PARAMS)[0].text
+    openai_default = dataclasses.replace(PARAMS, max_tokens=16)
+    assert envelopes[1]["response"]["body"]["choices"][0]["text"] == llm.generate(PROMPT, openai_default)[0].text
     assert envelopes[2]["response"] is None
     assert envelopes[2]["error"]["message"] == "n is 2; in this file it can only be 1"
 

@@ -3,7 +3,7 @@
 A line is the body of a chat or completions request (`{"prompt": "...", "max_tokens": 20}`, `{"messages": [...]}`), or
 such a body inside OpenAI's batch envelope (`{"custom_id": ..., "url": ..., "body": {...}}`). Fields are checked by the
 server's own tables, so a line means what it would mean over HTTP. Two things differ for a bare body: its prompt goes
-through the chat template unless `--raw`, and sampling flags of the command line hold where it says nothing.
+through the chat template unless `--raw`, and where it says nothing, the command line's flags and defaults hold.
 
 A line that cannot be honoured yields an error object in its place; the others are not touched.
 """
@@ -134,18 +134,21 @@ def _prompt_and_params(
         if fields.get(name, neutral) != neutral:
             raise RequestError(f"{name} is {fields[name]!r}; in this file it can only be {neutral!r}", param=name)
     given = {SAMPLING[name]: value for name, value in fields.items() if name in SAMPLING}
+    if entry.is_enveloped:
+        defaults = SamplingParams(**llm.runtime.generation_defaults)
     if entry.is_chat:
         if "max_completion_tokens" in fields:
             given["max_tokens"] = fields["max_completion_tokens"]
         if fields.get("logprobs"):
             given["logprobs"] = fields.get("top_logprobs", 0)
         prompt_ids = llm.render(plain_messages(fields["messages"]), extra=fields.get("chat_template_kwargs"))
-        return prompt_ids, dataclasses.replace(defaults, **given)
-    if "logprobs" in fields:
-        given["logprobs"] = fields["logprobs"]
-    if entry.is_enveloped and defaults.max_tokens is None:
-        given.setdefault("max_tokens", _COMPLETION_MAX_TOKENS)
-    return _prompt_ids(llm, fields["prompt"], raw or entry.is_enveloped), dataclasses.replace(defaults, **given)
+    else:
+        if "logprobs" in fields:
+            given["logprobs"] = fields["logprobs"]
+        if entry.is_enveloped:
+            given.setdefault("max_tokens", _COMPLETION_MAX_TOKENS)
+        prompt_ids = _prompt_ids(llm, fields["prompt"], raw or entry.is_enveloped)
+    return prompt_ids, dataclasses.replace(defaults, **given)
 
 
 def _prompt_ids(llm: LLM, prompts: list[Any], raw: bool) -> list[int]:

@@ -1,8 +1,8 @@
 """The options that commands share, each declared once.
 
 An option has the name and the default of a field in `config.py`; `takes` adds a group of them to a command, which
-receives them as keyword arguments. Sampling options default to None: what is left out comes from the model's
-generation_config.
+receives them as keyword arguments. Sampling options default to None: what is left out is as the checkpoint recommends,
+and greedy where it says nothing, since small models make no sense at OpenAI's default temperature of 1.
 """
 
 from __future__ import annotations
@@ -200,7 +200,9 @@ SAMPLING_OPTIONS: Group = {
     name: (annotation, None)
     for name, annotation in {
         "max_tokens": _sampling(int, "--max-tokens", "Longest answer; as far as the context goes unless given."),
-        "temperature": _sampling(float, "--temperature", "0: always the likeliest token."),
+        "temperature": _sampling(
+            float, "--temperature", "0: always the likeliest token. As the checkpoint recommends unless given, else 0."
+        ),
         "top_k": _sampling(int, "--top-k", "Sample among the k likeliest; 0: off."),
         "top_p": _sampling(float, "--top-p", "Sample among the likeliest that hold this share; 1: off."),
         "min_p": _sampling(float, "--min-p", "Drop tokens below this share of the likeliest one's; 0: off."),
