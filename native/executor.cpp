@@ -130,6 +130,46 @@ size_t Executor::buffer_bytes() const {
   return bytes;
 }
 
+// --- pages
+
+size_t Executor::page_bytes() const {
+  return (k_head_bytes_ + v_head_bytes_) * shape_.num_kv_heads * shape_.num_layers;
+}
+
+void Executor::require_idle_page(int page) const {
+  require(!under_way_, "a step is under way");
+  require(page >= 0 && page < num_pages_, "page " + std::to_string(page) + " of " + std::to_string(num_pages_));
+}
+
+void Executor::read_page(int page, char* out) const {
+  require_idle_page(page);
+  const size_t k_bytes = k_head_bytes_ * shape_.num_kv_heads, v_bytes = v_head_bytes_ * shape_.num_kv_heads;
+  for (int layer = 0; layer < shape_.num_layers; ++layer, out += k_bytes + v_bytes) {
+    std::memcpy(out, kv_layer(layer).k_at(page, 0), k_bytes);
+    std::memcpy(out + k_bytes, kv_layer(layer).v_at(page, 0), v_bytes);
+  }
+}
+
+void Executor::write_page(int page, const char* in) {
+  require_idle_page(page);
+  const size_t k_bytes = k_head_bytes_ * shape_.num_kv_heads, v_bytes = v_head_bytes_ * shape_.num_kv_heads;
+  for (int layer = 0; layer < shape_.num_layers; ++layer, in += k_bytes + v_bytes) {
+    std::memcpy(kv_layer(layer).k_at(page, 0), in, k_bytes);
+    std::memcpy(kv_layer(layer).v_at(page, 0), in + k_bytes, v_bytes);
+  }
+}
+
+void Executor::copy_page(int source, int destination) {
+  require_idle_page(source);
+  require_idle_page(destination);
+  const size_t k_bytes = k_head_bytes_ * shape_.num_kv_heads, v_bytes = v_head_bytes_ * shape_.num_kv_heads;
+  for (int layer = 0; layer < shape_.num_layers; ++layer) {
+    const KvLayer kv = kv_layer(layer);
+    std::memmove(kv.k_at(destination, 0), kv.k_at(source, 0), k_bytes);
+    std::memmove(kv.v_at(destination, 0), kv.v_at(source, 0), v_bytes);
+  }
+}
+
 // --- a step: from the caller's thread
 
 void Executor::open_sampler(int slot, SamplerSetup setup, std::span<const int32_t> prompt,

@@ -69,6 +69,12 @@ class Executor {
   void add_gather(int source, int out);
   void add_logits(int source, int matrix, int out);
 
+  // Pages, between steps. A page's bytes are those of all its layers, K before V; page_bytes() of them.
+  size_t page_bytes() const;
+  void read_page(int page, char* out) const;
+  void write_page(int page, const char* in);
+  void copy_page(int source, int destination);
+
   // Running.
   void open_sampler(int slot, SamplerSetup setup, std::span<const int32_t> prompt, std::span<const int32_t> output);
   void submit(const Step& step);  // checks the step: std::invalid_argument names what is out of range
@@ -120,6 +126,7 @@ class Executor {
   void report_row(int row, float* logits);
   void report_token(int row, const float* logits, float log_sum_exp, int token, int num_top);
   KvLayer kv_layer(int layer) const;
+  void require_idle_page(int page) const;
 
   ModelShape shape_;
   Format format_, kv_format_;

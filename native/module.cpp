@@ -21,6 +21,7 @@ using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using Ints2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bits2 = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 template <class Array>
@@ -121,6 +122,21 @@ void bind_executor(nb::module_& m) {
       .def("add_attention", &Executor::add_attention, "layer"_a, "source"_a, "out"_a, "window"_a)
       .def("add_gather", &Executor::add_gather, "source"_a, "out"_a)
       .def("add_logits", &Executor::add_logits, "source"_a, "matrix"_a, "out"_a)
+      .def("read_page",
+           [](const Executor& e, int page) {
+             std::vector<uint8_t> bytes(e.page_bytes());
+             e.read_page(page, reinterpret_cast<char*>(bytes.data()));
+             return copied(bytes, {bytes.size()});
+           },
+           "page"_a)
+      .def(
+          "write_page",
+          [](Executor& e, int page, Bytes bytes) {
+            if (bytes.size() != e.page_bytes()) throw std::invalid_argument("a page has another size");
+            e.write_page(page, reinterpret_cast<const char*>(bytes.data()));
+          },
+          "page"_a, "bytes"_a)
+      .def("copy_page", &Executor::copy_page, "source"_a, "destination"_a)
       .def(
           "open_sampler",
           [](Executor& e, int slot, const SamplerSetup& setup, Ints prompt, Ints output) {
@@ -153,6 +169,7 @@ void bind_executor(nb::module_& m) {
                                    copied(r->top_logprobs, {rows, kMaxTopLogprobs}), copied(r->finite, {rows}), logits,
                                    r->duration_s);
            })
+      .def_prop_ro("page_bytes", &Executor::page_bytes)
       .def_prop_ro("isa", &Executor::isa)
       .def_prop_ro("weight_bytes", &Executor::weight_bytes)
       .def_prop_ro("kv_bytes", &Executor::kv_bytes)

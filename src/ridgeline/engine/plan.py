@@ -64,6 +64,7 @@ class StepPlan:
     score_ids: Int32  # [R]: a token whose logprob is wanted (prompt logprobs), or NO_TOKEN
     score_top: Int32  # [R]: alternatives wanted for a scored row
     setups: list[SamplerSetup] = field(default_factory=list)
+    copy_pages: list[tuple[int, int]] = field(default_factory=list)  # (source, destination), before rows are stored
     want_logits: bool = False  # return all logits: for tests and audits
 
     @property

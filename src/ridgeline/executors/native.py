@@ -105,8 +105,24 @@ class NativeExecutor:
         """Bytes of KV pages, the null page included."""
         return int(self._core.kv_bytes)
 
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers, K and V."""
+        return int(self._core.page_bytes)
+
+    def read_page(self, page_id: int) -> np.ndarray:
+        """A page's bytes, uint8 [page_bytes], in this executor's own layout. Between steps only."""
+        bytes_: np.ndarray = self._core.read_page(page_id)
+        return bytes_
+
+    def write_page(self, page_id: int, data: np.ndarray) -> None:
+        """Fills a page with what `read_page` gave. Between steps only."""
+        self._core.write_page(page_id, data)
+
     def submit(self, plan: StepPlan) -> NativeHandle:
         try:
+            for source, destination in plan.copy_pages:
+                self._core.copy_page(source, destination)
             for setup in plan.setups:
                 self._open_sampler(setup)
             self._core.submit(
