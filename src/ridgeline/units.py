@@ -1,6 +1,7 @@
-"""Sizes and counts as people write and read them.
+"""Sizes, counts and durations as people write and read them.
 
-Bytes: GB is 10^9 and GiB 2^30, never mixed up. Token counts: `k` is 1,024, as in "a context of 8k".
+Bytes: GB is 10^9 and GiB 2^30, never mixed up. Token counts: `k` is 1,024, as in "a context of 8k". Durations carry
+their unit.
 """
 
 from __future__ import annotations
@@ -25,6 +26,24 @@ def parse_bytes(text: str | int) -> int:
 def parse_tokens(text: str | int) -> int:
     """`4096` or `4k`. Raises ConfigError."""
     return _parse(str(text), _TOKEN_UNITS, "token count", "write it as 4096 or 4k")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `50ms` or `1.5s`. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s)\s*", text)
+    seconds = float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]] if match else 0.0
+    if seconds <= 0:
+        raise ConfigError(f"{text!r} is no duration", hint="write it as 50ms or 1.5s")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """`16.0 ms`: three digits, in the unit that suits."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= 0.9995 * unit or name == "us":
+            value = seconds / unit
+            return f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {name}"
+    raise AssertionError("unreachable")
 
 
 def _parse(text: str, units: dict[str, int], what: str, hint: str) -> int:

@@ -16,6 +16,8 @@ from ridgeline.errors import ConfigError
 from ridgeline.model.spec import ModelSpec
 
 BYTES_PER_VALUE = {"fp32": 4, "bf16": 2}
+PAGE_SIZE = 16  # tokens
+KV_SHARE = 0.8  # of the memory that weights leave free: the rest is for activations, the server and the page cache
 
 
 def bytes_per_value(dtype: str) -> int:
@@ -32,6 +34,11 @@ def weight_bytes(spec: ModelSpec, dtype: str) -> int:
 def kv_bytes_per_token(spec: ModelSpec, kv_dtype: str) -> int:
     """2 (K and V) x layers x KV heads x head dimension x bytes per value."""
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * bytes_per_value(kv_dtype)
+
+
+def kv_budget(memory_bytes: int, weights_bytes: int) -> int:
+    """Bytes for KV pages on a device with `memory_bytes` before the weights are loaded; 0 when those do not fit."""
+    return max(0, int(KV_SHARE * (memory_bytes - weights_bytes)))
 
 
 def kv_pages(budget_bytes: int, spec: ModelSpec, kv_dtype: str, page_size: int) -> int:

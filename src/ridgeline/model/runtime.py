@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.config import ModelConfig, nearest
 from ridgeline.cost.cores import usable_cores
-from ridgeline.cost.memory import available_memory, kv_bytes_per_token, kv_pages, pages_needed, weight_bytes
+from ridgeline.cost.memory import (
+    PAGE_SIZE,
+    available_memory,
+    kv_budget,
+    kv_bytes_per_token,
+    kv_pages,
+    pages_needed,
+    weight_bytes,
+)
 from ridgeline.errors import ConfigError
 from ridgeline.model.chat_template import load_chat_template
 from ridgeline.model.generation import generation_defaults
@@ -31,8 +39,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, float], None]  # a stage's name, and the share of that stage that is done
 
-PAGE_SIZE = 16  # tokens
-KV_SHARE = 0.8  # of the memory that weights leave free: the rest is for activations, the server and the page cache
 DTYPES = {"native": ("fp32", "bf16"), "torch": ("fp32", "fp64", "bf16")}
 KV_DTYPES = ("fp32", "bf16")
 
@@ -143,15 +149,15 @@ def _size_pages(spec: ModelSpec, config: ModelConfig, dtype: str, kv_dtype: str,
     useful = max_requests * pages_needed(longest, PAGE_SIZE) + 1
     free_bytes = available_memory()
     weights = weight_bytes(spec, "bf16" if dtype == "bf16" else "fp32")
-    budget = config.kv_memory if config.kv_memory is not None else int(KV_SHARE * (free_bytes - weights))
-    num_pages = min(useful, kv_pages(max(budget, 0), spec, kv_dtype, PAGE_SIZE))
+    budget = config.kv_memory if config.kv_memory is not None else kv_budget(free_bytes, weights)
+    num_pages = min(useful, kv_pages(budget, spec, kv_dtype, PAGE_SIZE))
     if num_pages < 2:
         page_bytes = PAGE_SIZE * kv_bytes_per_token(spec, kv_dtype)
         given = "kv_memory is" if config.kv_memory is not None else (
             f"{format_bytes(free_bytes)} are free and the weights take {format_bytes(weights)}, which leaves KV"
         )  # fmt: skip
         raise ConfigError(
-            f"{given} {format_bytes(max(budget, 0))}: two KV pages of {PAGE_SIZE} tokens need "
+            f"{given} {format_bytes(budget)}: two KV pages of {PAGE_SIZE} tokens need "
             f"{format_bytes(2 * page_bytes)}",
             hint="free memory, choose a smaller model or dtype, or raise kv_memory",
             budget_bytes=budget,
