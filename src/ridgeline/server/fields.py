@@ -11,17 +11,30 @@ checked once for all of Ridgeline, in `engine/params.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ridgeline.config import nearest
 from ridgeline.errors import RequestError
-
-Check = Callable[[str, Any], Any]
+from ridgeline.server.checks import (
+    Check,
+    as_given,
+    boolean,
+    integer,
+    mapping,
+    one_of,
+    prompts,
+    salt,
+    seconds,
+    stops,
+    stream_options,
+    text,
+    token_ids,
+    top_k,
+)
 
 MAX_CHOICES = 128  # of `n`, as OpenAI
-MAX_STOPS = 16
 
 
 @dataclass(frozen=True)
@@ -62,107 +75,12 @@ class Table:
         )
 
 
-def refusal(param: str, problem: str, **extra: Any) -> RequestError:
-    return RequestError(f"{param} {problem}", param=param, **extra)
-
-
 def _refuse_unless_neutral(name: str, value: Any, spec: NotImplementedField) -> None:
     if value is not None and value not in spec.neutral:
         raise RequestError(
             f"{name} is not implemented by this server", code="unsupported_parameter", param=name, hint=spec.instead
         )
 
-
-# --- checks ---------------------------------------------------------------------------------------------------------
-
-
-def as_given(param: str, value: Any) -> Any:
-    """For sampling values, which `engine.params.checked` looks at."""
-    return value
-
-
-def boolean(param: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise refusal(param, f"must be true or false, not {value!r}")
-    return value
-
-
-def text(param: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise refusal(param, f"must be a string, not {type(value).__name__}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise refusal(param, f"holds half a surrogate pair at character {error.start}, which is no text") from None
-    return value
-
-
-def integer(low: int, high: int) -> Check:
-    def check(param: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise refusal(param, f"must be a whole number, not {value!r}")
-        if not low <= value <= high:
-            raise refusal(param, f"is {value}, it must be at least {low} and at most {high}")
-        return value
-
-    return check
-
-
-def mapping(param: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise refusal(param, f"must be an object, not {value!r}")
-    return value
-
-
-def stream_options(param: str, value: Any) -> dict[str, Any]:
-    options = mapping(param, value)
-    for name, option in options.items():
-        if name not in ("include_usage", "continuous_usage_stats"):
-            hint = nearest(name, ["include_usage", "continuous_usage_stats"])
-            raise RequestError(
-                f"there is no field {name!r} in {param}", code="unknown_parameter", param=f"{param}.{name}", hint=hint
-            )
-        boolean(f"{param}.{name}", False if option is None else option)
-    return options
-
-
-def stops(param: str, value: Any) -> tuple[str, ...]:
-    values = [value] if isinstance(value, str) else value
-    if not isinstance(values, list):
-        raise refusal(param, f"must be a string or a list of strings, not {value!r}")
-    if len(values) > MAX_STOPS:
-        raise refusal(param, f"holds {len(values)} strings, the limit is {MAX_STOPS}")
-    return tuple(text(param, stop) for stop in values)
-
-
-def top_k(param: str, value: Any) -> Any:
-    """vLLM and transformers spell "off" as -1."""
-    return 0 if value == -1 else value
-
-
-def prompts(param: str, value: Any) -> list[str] | list[list[int]]:
-    """str | [str] | [int] | [[int]] as a list with one entry per prompt."""
-    if isinstance(value, str):
-        return [text(param, value)]
-    if not isinstance(value, list) or not value:
-        raise refusal(param, "must be a string, a list of strings, or one or more lists of token ids, and not empty")
-    if all(isinstance(item, str) for item in value):
-        return [text(param, item) for item in value]
-    if all(isinstance(item, list) for item in value):
-        return [token_ids(f"{param}[{index}]", item) for index, item in enumerate(value)]
-    return [token_ids(param, value)]
-
-
-def token_ids(param: str, value: Any) -> list[int]:
-    if not isinstance(value, list):
-        raise refusal(param, f"must be a list of token ids, not {value!r}")
-    for position, token_id in enumerate(value):
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise refusal(f"{param}[{position}]", f"is {token_id!r}, which is no token id")
-    return value
-
-
-# --- tables ---------------------------------------------------------------------------------------------------------
 
 ACCEPTED = frozenset(
     [
@@ -171,9 +89,7 @@ ACCEPTED = frozenset(
         "store",
         "service_tier",
         "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "cache_salt",
+        "prompt_cache_key",  # hosted services route by it; there is one cache here
     ]
 )
 
@@ -209,6 +125,10 @@ _COMMON: dict[str, Check] = {
     "priority": integer(-(2**31), 2**31 - 1),
     "stream": boolean,
     "stream_options": stream_options,
+    "cache_salt": salt,
+    "cache_ttl": seconds,
+    "prompt_cache_retention": one_of("in_memory", "24h"),
+    "explain_cache": boolean,
 }
 
 _JSON_INSTEAD = "describe the wanted format in the prompt and leave this field out"

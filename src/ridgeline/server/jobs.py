@@ -16,8 +16,9 @@ from ridgeline.engine.request import SamplingParams
 from ridgeline.errors import RequestError
 from ridgeline.model.runtime import ModelRuntime
 from ridgeline.server.bridge import Work
+from ridgeline.server.checks import refusal
 from ridgeline.server.errors import renamed
-from ridgeline.server.fields import CHAT, COMPLETION, SAMPLING, refusal
+from ridgeline.server.fields import CHAT, COMPLETION, SAMPLING
 from ridgeline.server.formats import ChatFormat, CompletionFormat, Format
 from ridgeline.server.messages import plain_messages
 from ridgeline.server.state import Served, ServerState

@@ -11,7 +11,7 @@ from typing import Any
 
 from ridgeline.config import nearest
 from ridgeline.errors import RequestError
-from ridgeline.server.fields import refusal, text
+from ridgeline.server.checks import refusal, text
 
 ROLES = ["system", "developer", "user", "assistant"]
 _PASSED_ON = {"name", "reasoning", "reasoning_content"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ridgeline.model.tokenizer import Tokenizer
-from ridgeline.server.fields import DETOKENIZE, TOKENIZE, refusal
+from ridgeline.server.checks import refusal
+from ridgeline.server.fields import DETOKENIZE, TOKENIZE
 from ridgeline.server.jobs import chat_prompt, check_token_ids, raw_prompt
 from ridgeline.server.state import Served, ServerState
 from ridgeline.server.transport import parse_object
