@@ -18,6 +18,8 @@ constexpr int kQueryRowsPerTask = 16;
 int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 int ceil_div(int n, int d) { return (n + d - 1) / d; }
 
+size_t element_bytes(Format format) { return format == Format::kBf16 ? 2 : 4; }
+
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -50,7 +52,7 @@ Executor::Executor(ModelShape shape, Format format, Format kv_format, int num_pa
   require(shape_.head_dim <= kMaxHeadDim, "head_dim " + std::to_string(shape_.head_dim) + " is above " +
                                               std::to_string(kMaxHeadDim) + ", the largest that attention supports");
   require(num_pages >= 2, "a pool needs the null page and at least one more");
-  const size_t element = kv_format == Format::kBf16 ? 2 : 4;
+  const size_t element = element_bytes(kv_format);
   k_head_bytes_ = element * shape_.head_dim * kPageSize;
   v_head_bytes_ = element * round_up(shape_.head_dim, kLanes) * kPageSize;
   kv_memory_ = Memory((k_head_bytes_ + v_head_bytes_) * shape_.num_kv_heads * num_pages_ * shape_.num_layers);
@@ -58,10 +60,10 @@ Executor::Executor(ModelShape shape, Format format, Format kv_format, int num_pa
 
 // --- building
 
-int Executor::add_buffer(int width, bool per_logit_row) {
-  const int stride = round_up(width, kBf16Tile);  // the padding stays zero: kernels read whole vectors and tiles
+int Executor::add_buffer(int width, Format format, bool per_logit_row) {
+  const size_t stride = round_up(width, kBf16Tile);  // the padding stays zero: kernels read whole vectors and tiles
   const size_t rows = per_logit_row ? kLogitRows : max_rows_;
-  buffers_.push_back({Memory(rows * stride * sizeof(float)), stride, per_logit_row});
+  buffers_.push_back({Memory(rows * stride * element_bytes(format)), stride, format});
   return static_cast<int>(buffers_.size()) - 1;
 }
 
@@ -339,9 +341,8 @@ void Executor::embed(Shares& shares, const Op& op, int rows) {
 
 void Executor::norm(Shares& shares, const Op& op, int rows) {
   const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
-  const NormArgs args{in.row(0),  static_cast<size_t>(in.stride),  vectors_[op.vector].as<float>(),
-                      out.row(0), static_cast<size_t>(out.stride), op.width,
-                      in.stride,  shape_.norm_eps,                 format_ == Format::kBf16};
+  const NormArgs args{in.row(0),        in.stride, vectors_[op.vector].as<float>(), out.data(), out.stride, op.width,
+                      static_cast<int>(in.stride), shape_.norm_eps, out.format};
   constexpr int kRows = 8;
   shares.run(ceil_div(rows, kRows),
              [&](int task) { kernels_.norm(args, task * kRows, std::min(rows, (task + 1) * kRows)); });
@@ -351,16 +352,9 @@ void Executor::matmul(Shares& shares, const Op& op, int rows) {
   const Matrix& m = matrices_[op.matrix];
   const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
   const int blocks = op.epilogue == Epilogue::kSiluMul ? m.num_blocks() / 2 : m.num_blocks();
-  const MatmulArgs args{in.row(0),
-                        static_cast<size_t>(in.stride),
-                        m.data(),
-                        m.padded_inner(),
-                        blocks,
+  const MatmulArgs args{in.data(), in.stride, m.data(), m.padded_inner(), blocks,
                         op.vector < 0 ? nullptr : vectors_[op.vector].as<float>(),
-                        out.row(0),
-                        static_cast<size_t>(out.stride),
-                        op.epilogue,
-                        format_ == Format::kBf16 && op.epilogue == Epilogue::kSiluMul};
+                        out.data(), out.stride, op.epilogue, out.format};
   const auto kernel = format_ == Format::kBf16 ? kernels_.matmul_bf16 : kernels_.matmul_f32;
   const int row_tasks = ceil_div(rows, kRowsPerTask);
   // neighbouring tasks share their weights, which the second reads from the cache
@@ -379,7 +373,7 @@ KvLayer Executor::kv_layer(int layer) const {
 void Executor::rope_store(Shares& shares, const Op& op, int rows) {
   const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
   const RopeArgs args{in.row(0),
-                      static_cast<size_t>(in.stride),
+                      in.stride,
                       cos_.data(),
                       sin_.data(),
                       slots_.data(),
@@ -387,12 +381,11 @@ void Executor::rope_store(Shares& shares, const Op& op, int rows) {
                       op.vector < 0 ? nullptr : vectors_[op.vector].as<float>(),
                       op.second_vector < 0 ? nullptr : vectors_[op.second_vector].as<float>(),
                       shape_.norm_eps,
-                      out.row(0),
-                      static_cast<size_t>(out.stride),
+                      out.data(),
+                      out.stride,
                       shape_.num_heads,
                       shape_.head_dim,
-                      kv_layer(op.layer),
-                      kv_format_ == Format::kBf16};
+                      kv_layer(op.layer)};
   const auto kernel = kv_format_ == Format::kBf16 ? kernels_.rope_bf16 : kernels_.rope_f32;
   constexpr int kRows = 4;
   shares.run(ceil_div(rows, kRows), [&](int task) { kernel(args, task * kRows, std::min(rows, (task + 1) * kRows)); });
@@ -400,17 +393,17 @@ void Executor::rope_store(Shares& shares, const Op& op, int rows) {
 
 void Executor::attention(Shares& shares, const Op& op) {
   const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
-  const AttentionArgs args{in.row(0),
-                           static_cast<size_t>(in.stride),
-                           out.row(0),
-                           static_cast<size_t>(out.stride),
+  const AttentionArgs args{in.data(),
+                           in.stride,
+                           out.data(),
+                           out.stride,
                            positions_.data(),
                            shape_.num_heads,
                            shape_.head_dim,
                            op.window,
                            1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
                            kv_layer(op.layer),
-                           format_ == Format::kBf16};
+                           out.format};
   const auto kernel = kv_format_ == Format::kBf16 ? kernels_.attend_bf16 : kernels_.attend_f32;
   shares.run(static_cast<int>(attention_tasks_.size()), [&](int i) {
     const AttentionTask& task = attention_tasks_[i];
@@ -430,7 +423,7 @@ void Executor::report_rows(Shares& shares, const Op& logits, int rows, int first
   const Buffer& buffer = buffers_[logits.out];
   shares.run(rows, [&](int row) {
     float* values = buffer.row(row);
-    std::fill(values + shape_.vocab, values + buffer.stride, -INFINITY);
+    std::fill(values + shape_.vocab, values + buffer.stride, -INFINITY);  // padding, not a token
     report_row(first_logit_row + row, values);
   });
 }

@@ -56,7 +56,7 @@ class Executor {
            int num_threads, const Kernels& kernels);
 
   // Building. Each returns the new thing's number; out-of-range numbers throw std::out_of_range.
-  int add_buffer(int width, bool per_logit_row);
+  int add_buffer(int width, Format format, bool per_logit_row);
   int add_matrix(int outputs, int inner);
   int add_vector(std::span<const float> values);
   Matrix& matrix(int index) { return matrices_.at(index); }
@@ -100,9 +100,11 @@ class Executor {
   };
   struct Buffer {
     Memory memory;
-    int stride;
-    bool per_logit_row;
-    float* row(size_t r) const { return memory.as<float>() + r * stride; }
+    size_t stride;  // elements
+    Format format;
+
+    void* data() const { return memory.as<void>(); }
+    float* row(size_t r) const { return memory.as<float>() + r * stride; }  // of an fp32 buffer
   };
   struct AttentionTask {
     int sequence, kv_head, row_begin, row_end;

@@ -39,7 +39,7 @@ int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multi
 
 std::vector<std::string> isas() {
   std::vector<std::string> names;
-  for (const char* name : {"generic", "avx2", "avx512"}) try {
+  for (const char* name : {"generic", "avx2", "avx512", "amx"}) try {
       names.push_back(kernels_by_name(name).name);
     } catch (const std::invalid_argument&) {  // not on this CPU
     }
@@ -58,14 +58,17 @@ void matmul(const std::string& isa, const std::string& dtype, const std::string&
   if (silu_mul) matrix.pack(weights.data() + static_cast<size_t>(outputs) * inner, second_half, outputs);
   const int stride = matrix.padded_inner(), out_stride = second_half;
   std::vector<float> padded(static_cast<size_t>(rows) * stride), result(static_cast<size_t>(rows) * out_stride);
+  std::vector<uint16_t> padded_bf16(padded.size());
   for (int r = 0; r < rows; ++r) {
     std::copy_n(input.data() + static_cast<size_t>(r) * inner, inner, padded.begin() + static_cast<size_t>(r) * stride);
     std::copy_n(out.data() + static_cast<size_t>(r) * outputs, outputs, result.begin() + static_cast<size_t>(r) * out_stride);
   }
+  std::transform(padded.begin(), padded.end(), padded_bf16.begin(), to_bf16);
   const int blocks = second_half / kLanes;
-  const MatmulArgs args{padded.data(), static_cast<size_t>(stride), matrix.data(), stride, blocks, nullptr, result.data(),
+  const void* in = parse(dtype) == Format::kBf16 ? static_cast<const void*>(padded_bf16.data()) : padded.data();
+  const MatmulArgs args{in, static_cast<size_t>(stride), matrix.data(), stride, blocks, nullptr, result.data(),
                         static_cast<size_t>(out_stride),
-                        silu_mul ? Epilogue::kSiluMul : epilogue == "add" ? Epilogue::kAdd : Epilogue::kStore, false};
+                        silu_mul ? Epilogue::kSiluMul : epilogue == "add" ? Epilogue::kAdd : Epilogue::kStore, Format::kF32};
   on_flushing_thread([&] {
     (parse(dtype) == Format::kBf16 ? kernels.matmul_bf16 : kernels.matmul_f32)(args, 0, rows, 0, blocks);
   });
@@ -94,7 +97,8 @@ void attention(const std::string& isa, const std::string& dtype, int heads, int 
     throw std::invalid_argument("pages are too small");
   const KvLayer kv{base, base + num_pages * kv_heads * k_bytes, k_bytes, v_bytes, kv_heads};
   std::vector<int32_t> slots(rows), positions(rows), rows_to_end(rows);
-  std::vector<float> cos(rows * half), sin(rows * half), q(rows * heads * head_dim);
+  std::vector<float> cos(rows * half), sin(rows * half);
+  std::vector<char> q(element * rows * heads * head_dim);
   for (int r = 0; r < rows; ++r) {
     positions[r] = first_position + r;
     slots[r] = block_table.data()[positions[r] / kPageSize] * kPageSize + positions[r] % kPageSize;
@@ -106,9 +110,9 @@ void attention(const std::string& isa, const std::string& dtype, int heads, int 
   }
   const size_t q_width = static_cast<size_t>(heads) * head_dim;
   const RopeArgs rope{qkv.data(), qkv.shape(1), cos.data(), sin.data(), slots.data(), rows_to_end.data(), nullptr, nullptr,
-                      0, q.data(), q_width, heads, head_dim, kv, bf16};
+                      0, q.data(), q_width, heads, head_dim, kv};
   const AttentionArgs args{q.data(), q_width, out.data(), q_width, positions.data(), heads, head_dim, window,
-                           1.0f / std::sqrt(static_cast<float>(head_dim)), kv, bf16};
+                           1.0f / std::sqrt(static_cast<float>(head_dim)), kv, Format::kF32};
   on_flushing_thread([&] {
     (bf16 ? kernels.rope_bf16 : kernels.rope_f32)(rope, 0, rows);
     for (int h = 0; h < kv_heads; ++h)
@@ -116,15 +120,19 @@ void attention(const std::string& isa, const std::string& dtype, int heads, int 
   });
 }
 
-void norm(const std::string& isa, bool round_out, float eps, Array2 input, Array1 weight, Array2 out) {
+void norm(const std::string& isa, const std::string& dtype, float eps, Array2 input, Array1 weight, Array2 out) {
   const Kernels& kernels = kernels_by_name(isa.c_str());
   const int width = input.shape(1), padded = round_up(width, kLanes);
   for (size_t r = 0; r < input.shape(0); ++r) {
     std::vector<float> in(padded), scale(padded), result(padded);
+    std::vector<uint16_t> bits(padded);
+    const bool bf16 = parse(dtype) == Format::kBf16;
+    void* to = bf16 ? static_cast<void*>(bits.data()) : result.data();
     std::copy_n(input.data() + r * width, width, in.begin());
     std::copy_n(weight.data(), width, scale.begin());
-    const NormArgs args{in.data(), 0, scale.data(), result.data(), 0, width, padded, eps, round_out};
+    const NormArgs args{in.data(), 0, scale.data(), to, 0, width, padded, eps, parse(dtype)};
     on_flushing_thread([&] { kernels.norm(args, 0, 1); });
+    if (bf16) std::transform(bits.begin(), bits.end(), result.begin(), from_bf16);
     std::copy_n(result.begin(), width, out.data() + r * width);
   }
 }
@@ -145,7 +153,7 @@ void bind_kernel_tests(nb::module_& m) {
   t.def("reference_matmul", &reference_matmul, "dtype"_a, "input"_a, "weights"_a, "out"_a);
   t.def("attention", &attention, "isa"_a, "dtype"_a, "heads"_a, "kv_heads"_a, "window"_a, "first_position"_a, "qkv"_a,
         "inverse_frequencies"_a, "block_table"_a, "pages"_a, "out"_a);
-  t.def("norm", &norm, "isa"_a, "round_out"_a, "eps"_a, "input"_a, "weight"_a, "out"_a);
+  t.def("norm", &norm, "isa"_a, "dtype"_a, "eps"_a, "input"_a, "weight"_a, "out"_a);
   t.def("log_sum_exp", &log_sum_exp, "isa"_a, "values"_a);
   t.def(
       "philox",

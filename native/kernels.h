@@ -1,5 +1,7 @@
 // The kernels that every ISA path offers, as a table of function pointers, and what they work on.
 //
+// Strides count elements. Rows are padded to whole tiles of 32 values, which are zero.
+//
 // All of them keep invariant 5 by construction: the operations that produce one output, and their order, depend on
 // that output's own row, its absolute position and the inner dimension, never on which rows or keys stand beside it.
 #pragma once
@@ -19,28 +21,28 @@ enum class Epilogue { kStore, kAdd, kSiluMul };
 // Weights packed in blocks of 16 outputs. f32: [block][inner][16]. bf16: [block][inner / 2][16][2], inner padded to
 // a multiple of 32 with zeros.
 struct MatmulArgs {
-  const float* input;  // [rows, input_stride]; bf16: values already rounded to bf16
+  const void* input;  // [rows, input_stride] in the weights' format
   size_t input_stride;
   const void* weights;
   int inner;             // padded
   int num_blocks;        // output blocks; for kSiluMul those of the gate, and the value's follow them
   const float* bias;     // per packed output, or null
-  float* out;            // [rows, out_stride]
+  void* out;             // [rows, out_stride]: fp32, or for kSiluMul in out_format
   size_t out_stride;
   Epilogue epilogue;
-  bool round_out;        // round outputs to bf16 (kSiluMul)
+  Format out_format;
 };
 
 struct NormArgs {
   const float* input;
   size_t input_stride;
   const float* weight;
-  float* out;
+  void* out;
   size_t out_stride;
   int width;         // values that count in the mean
   int padded_width;  // a multiple of 16; the padding is zero in input and weight
   float eps;
-  bool round_out;
+  Format out_format;
 };
 
 // One layer's pages. K: [page][kv head][head_dim / step][16 keys][step], step = 1 (f32) or 2 (bf16).
@@ -66,18 +68,17 @@ struct RopeArgs {
   const float* q_norm;           // [head_dim] or null
   const float* k_norm;
   float eps;
-  float* q;  // [rows, q_stride]
+  void* q;  // [rows, q_stride] in the pages' format
   size_t q_stride;
   int num_heads;
   int head_dim;
   KvLayer kv;
-  bool round_q;
 };
 
 struct AttentionArgs {
-  const float* q;  // [rows, q_stride]
+  const void* q;  // [rows, q_stride] in the pages' format
   size_t q_stride;
-  float* out;
+  void* out;
   size_t out_stride;
   const int32_t* positions;  // [rows]
   int num_heads;
@@ -85,7 +86,7 @@ struct AttentionArgs {
   int window;  // keys that a row sees at most; 0: all
   float scale;
   KvLayer kv;
-  bool round_out;
+  Format out_format;
 };
 
 struct Kernels {
@@ -105,5 +106,6 @@ struct Kernels {
 const Kernels* kernels_generic();
 const Kernels* kernels_avx2();    // null when not compiled for this architecture
 const Kernels* kernels_avx512();
+const Kernels* kernels_amx();  // avx512's, but matrix products of bf16 by tiles: the same bits
 
 }  // namespace ridgeline

@@ -17,7 +17,7 @@ struct F32Attention {
   static constexpr bool kRoundWeights = false;
 
   template <int Q>
-  static inline void scores(const float* const (&q)[Q], const Element* keys, int head_dim, Vec (&out)[Q]) {
+  static inline void scores(const Element* const (&q)[Q], const Element* keys, int head_dim, Vec (&out)[Q]) {
     for (int i = 0; i < Q; ++i) out[i] = zero();
     for (int d = 0; d < head_dim; ++d) {
       const Vec k = load(keys + d * kPageSize);
@@ -45,7 +45,7 @@ struct Bf16Attention {
   static constexpr bool kRoundWeights = true;
 
   template <int Q>
-  static inline void scores(const float* const (&q)[Q], const Element* keys, int head_dim, Vec (&out)[Q]) {
+  static inline void scores(const Element* const (&q)[Q], const Element* keys, int head_dim, Vec (&out)[Q]) {
     for (int i = 0; i < Q; ++i) out[i] = zero();
     for (int tile = 0; tile < head_dim; tile += kBf16Tile) {
       const int tile_end = tile + kBf16Tile < head_dim ? tile + kBf16Tile : head_dim;
@@ -55,8 +55,10 @@ struct Bf16Attention {
         Vec k_even, k_odd;
         load_pairs(keys + d * kPageSize, k_even, k_odd);
         for (int i = 0; i < Q; ++i) {
-          even[i] = fma(broadcast(q[i][d]), k_even, even[i]);
-          odd[i] = fma(broadcast(q[i][d + 1]), k_odd, odd[i]);
+          Vec q_even, q_odd;
+          broadcast_pair(q[i] + d, q_even, q_odd);
+          even[i] = fma(q_even, k_even, even[i]);
+          odd[i] = fma(q_odd, k_odd, odd[i]);
         }
       }
       for (int i = 0; i < Q; ++i) out[i] = add(out[i], add(even[i], odd[i]));
@@ -107,8 +109,8 @@ static inline void enter_softmax(QueryState& s, Vec scores, float scale, int beg
 }
 
 template <class Arithmetic, int Q>
-static void attend_page(const AttentionArgs& a, QueryState* states, const float* const (&q)[Q], int page, int index,
-                        int kv_head, int padded_dim) {
+static void attend_page(const AttentionArgs& a, QueryState* states, const typename Arithmetic::Element* const (&q)[Q],
+                        int page, int index, int kv_head, int padded_dim) {
   using Element = typename Arithmetic::Element;
   Vec scores[Q];
   Arithmetic::template scores<Q>(q, reinterpret_cast<const Element*>(a.kv.k_at(page, kv_head)), a.head_dim, scores);
@@ -140,19 +142,35 @@ static void attend_page(const AttentionArgs& a, QueryState* states, const float*
   }
 }
 
+// Divides by the sum of the weights and stores head_dim values from element `at` of a.out on.
+static inline void store_output(const AttentionArgs& a, size_t at, QueryState& s, int padded_dim) {
+  const Vec inverse = broadcast(1.0f / s.sum);
+  alignas(64) uint16_t bits[kMaxHeadDim];
+  for (int d = 0; d < padded_dim; d += kLanes) {
+    const Vec y = mul(load(s.out + d), inverse);
+    store(s.out + d, y);
+    store_as(Format::kBf16, bits, d, y);
+  }
+  if (a.out_format == Format::kBf16) {
+    std::memcpy(static_cast<uint16_t*>(a.out) + at, bits, sizeof(uint16_t) * a.head_dim);
+  } else {
+    std::memcpy(static_cast<float*>(a.out) + at, s.out, sizeof(float) * a.head_dim);
+  }
+}
+
 // Queries are numbered row by row, and by head within a row.
 template <class Arithmetic, int Q>
 static void attend_queries(const AttentionArgs& a, const int32_t* block_table, int kv_head, int row_begin, int first) {
   const int group = a.num_heads / a.kv.num_kv_heads;
   const int padded_dim = (a.head_dim + kLanes - 1) / kLanes * kLanes;
   QueryState states[Q];
-  const float* q[Q];
-  float* out[Q];
+  const typename Arithmetic::Element* q[Q];
+  size_t out[Q];  // element of a.out
   int page_begin = std::numeric_limits<int>::max(), page_end = 0;
   for (int i = 0; i < Q; ++i) {
     const int row = row_begin + (first + i) / group, head = kv_head * group + (first + i) % group;
-    q[i] = a.q + row * a.q_stride + head * a.head_dim;
-    out[i] = a.out + row * a.out_stride + head * a.head_dim;
+    q[i] = row_of<typename Arithmetic::Element>(a.q, a.q_stride, row) + head * a.head_dim;
+    out[i] = row * a.out_stride + head * a.head_dim;
     QueryState& s = states[i];
     std::memset(s.out, 0, sizeof(float) * padded_dim);
     s.max = -std::numeric_limits<float>::infinity();
@@ -164,15 +182,7 @@ static void attend_queries(const AttentionArgs& a, const int32_t* block_table, i
   }
   for (int index = page_begin; index < page_end; ++index)
     attend_page<Arithmetic, Q>(a, states, q, block_table[index], index, kv_head, padded_dim);
-  for (int i = 0; i < Q; ++i) {
-    const float inverse = 1.0f / states[i].sum;
-    for (int d = 0; d < padded_dim; d += kLanes) {
-      Vec y = mul(load(states[i].out + d), broadcast(inverse));
-      if (a.round_out) y = round_to_bf16(y);
-      store(states[i].out + d, y);
-    }
-    std::memcpy(out[i], states[i].out, sizeof(float) * a.head_dim);
-  }
+  for (int i = 0; i < Q; ++i) store_output(a, out[i], states[i], padded_dim);
 }
 
 template <class Arithmetic, int Q>

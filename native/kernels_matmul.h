@@ -12,13 +12,14 @@
 namespace ridgeline::RIDGELINE_ISA {
 
 struct F32Product {
+  using Element = float;
   static constexpr int kRows = kRowsF32;
 
   template <int R, int B>
   static inline void run(const MatmulArgs& a, int row, const int (&blocks)[B], Vec (&sum)[R][B]) {
     const float* in[R];
     const float* w[B];
-    for (int r = 0; r < R; ++r) in[r] = a.input + (row + r) * a.input_stride;
+    for (int r = 0; r < R; ++r) in[r] = row_of<float>(a.input, a.input_stride, row + r);
     for (int b = 0; b < B; ++b)
       w[b] = static_cast<const float*>(a.weights) + static_cast<size_t>(blocks[b]) * a.inner * kLanes;
     for (int r = 0; r < R; ++r)
@@ -35,13 +36,14 @@ struct F32Product {
 };
 
 struct Bf16Product {
+  using Element = uint16_t;
   static constexpr int kRows = kRowsBf16;
 
   template <int R, int B>
   static inline void run(const MatmulArgs& a, int row, const int (&blocks)[B], Vec (&sum)[R][B]) {
-    const float* in[R];
+    const uint16_t* in[R];
     const uint16_t* w[B];
-    for (int r = 0; r < R; ++r) in[r] = a.input + (row + r) * a.input_stride;
+    for (int r = 0; r < R; ++r) in[r] = row_of<uint16_t>(a.input, a.input_stride, row + r);
     for (int b = 0; b < B; ++b)
       w[b] = static_cast<const uint16_t*>(a.weights) + static_cast<size_t>(blocks[b]) * a.inner * kLanes;
     for (int r = 0; r < R; ++r)
@@ -51,12 +53,14 @@ struct Bf16Product {
       for (int r = 0; r < R; ++r)
         for (int b = 0; b < B; ++b) even[r][b] = odd[r][b] = zero();
       for (int k = tile; k < tile + kBf16Tile; k += 2) {
+        Vec x_even[R], x_odd[R];
+        for (int r = 0; r < R; ++r) broadcast_pair(in[r] + k, x_even[r], x_odd[r]);
         for (int b = 0; b < B; ++b) {
           Vec weight_even, weight_odd;
           load_pairs(w[b] + static_cast<size_t>(k) * kLanes, weight_even, weight_odd);
           for (int r = 0; r < R; ++r) {
-            even[r][b] = fma(broadcast(in[r][k]), weight_even, even[r][b]);
-            odd[r][b] = fma(broadcast(in[r][k + 1]), weight_odd, odd[r][b]);
+            even[r][b] = fma(x_even[r], weight_even, even[r][b]);
+            odd[r][b] = fma(x_odd[r], weight_odd, odd[r][b]);
           }
         }
       }
@@ -70,6 +74,19 @@ static inline Vec with_bias(const MatmulArgs& a, int block, Vec product) {
   return a.bias ? add(product, load(a.bias + block * kLanes)) : product;
 }
 
+// The epilogues, on one row's product with one block (a gate block and its value block).
+static inline void finish_plain(const MatmulArgs& a, int row, int block, Vec product) {
+  float* out = row_of<float>(a.out, a.out_stride, row) + block * kLanes;
+  const Vec y = with_bias(a, block, product);
+  store(out, a.epilogue == Epilogue::kAdd ? add(load(out), y) : y);
+}
+static inline void finish_silu_mul(const MatmulArgs& a, int row, int block, Vec gate_product, Vec value_product) {
+  const Vec gate = with_bias(a, block, gate_product);
+  const Vec value = with_bias(a, a.num_blocks + block, value_product);
+  const Vec silu = div(gate, add(broadcast(1.0f), exp(sub(zero(), gate))));
+  store_as(a.out_format, a.out, row * a.out_stride + block * kLanes, mul(silu, value));
+}
+
 template <class Product, int R, int B>
 static void plain_tile(const MatmulArgs& a, int row, int block) {
   int blocks[B];
@@ -77,11 +94,7 @@ static void plain_tile(const MatmulArgs& a, int row, int block) {
   Vec sum[R][B];
   Product::template run<R, B>(a, row, blocks, sum);
   for (int r = 0; r < R; ++r)
-    for (int b = 0; b < B; ++b) {
-      float* out = a.out + (row + r) * a.out_stride + blocks[b] * kLanes;
-      const Vec y = with_bias(a, blocks[b], sum[r][b]);
-      store(out, a.epilogue == Epilogue::kAdd ? add(load(out), y) : y);
-    }
+    for (int b = 0; b < B; ++b) finish_plain(a, row + r, blocks[b], sum[r][b]);
 }
 
 // B gate blocks and their B value blocks.
@@ -95,14 +108,7 @@ static void silu_mul_tile(const MatmulArgs& a, int row, int block) {
   Vec sum[R][2 * B];
   Product::template run<R, 2 * B>(a, row, blocks, sum);
   for (int r = 0; r < R; ++r)
-    for (int b = 0; b < B; ++b) {
-      const Vec gate = with_bias(a, blocks[b], sum[r][b]);
-      const Vec value = with_bias(a, blocks[B + b], sum[r][B + b]);
-      const Vec silu = div(gate, add(broadcast(1.0f), exp(sub(zero(), gate))));
-      Vec y = mul(silu, value);
-      if (a.round_out) y = round_to_bf16(y);
-      store(a.out + (row + r) * a.out_stride + blocks[b] * kLanes, y);
-    }
+    for (int b = 0; b < B; ++b) finish_silu_mul(a, row + r, blocks[b], sum[r][b], sum[r][B + b]);
 }
 
 template <class Product, int R>

@@ -39,10 +39,28 @@ static float log_sum_exp(const float* x, int count, float max_value) {
   return max_value + std::log(reduce_add(sum));
 }
 
+// Row `row` of a matrix whose elements are of type T.
+template <class T>
+static inline T* row_of(void* matrix, size_t stride, int row) {
+  return static_cast<T*>(matrix) + row * stride;
+}
+template <class T>
+static inline const T* row_of(const void* matrix, size_t stride, int row) {
+  return static_cast<const T*>(matrix) + row * stride;
+}
+
+// 16 values at element `at`, rounded when the format is bf16.
+static inline void store_as(Format format, void* matrix, size_t at, Vec y) {
+  if (format == Format::kBf16) {
+    store_bf16(static_cast<uint16_t*>(matrix) + at, round_to_bf16(y));
+  } else {
+    store(static_cast<float*>(matrix) + at, y);
+  }
+}
+
 static void norm(const NormArgs& a, int row_begin, int row_end) {
   for (int row = row_begin; row < row_end; ++row) {
     const float* in = a.input + row * a.input_stride;
-    float* out = a.out + row * a.out_stride;
     Vec sum = zero();
     for (int i = 0; i < a.padded_width; i += kLanes) {
       const Vec x = load(in + i);
@@ -50,16 +68,15 @@ static void norm(const NormArgs& a, int row_begin, int row_end) {
     }
     const Vec inverse = broadcast(1.0f / std::sqrt(reduce_add(sum) / static_cast<float>(a.width) + a.eps));
     for (int i = 0; i < a.padded_width; i += kLanes) {
-      Vec y = mul(mul(load(in + i), inverse), load(a.weight + i));
-      if (a.round_out) y = round_to_bf16(y);
-      store(out + i, y);
+      store_as(a.out_format, a.out, row * a.out_stride + i, mul(mul(load(in + i), inverse), load(a.weight + i)));
     }
   }
 }
 
 // Head-sized work on a scratch copy padded with zeros to whole vectors.
 static inline void norm_head(float* head, const float* weight, int head_dim, float eps) {
-  NormArgs a{head, 0, weight, head, 0, head_dim, (head_dim + kLanes - 1) / kLanes * kLanes, eps, false};
+  NormArgs a{head, 0, weight, head, 0, head_dim, (head_dim + kLanes - 1) / kLanes * kLanes, eps,
+             Format::kF32};
   norm(a, 0, 1);
 }
 
@@ -78,13 +95,6 @@ static inline uint16_t bf16_bits(float x) {
   std::memcpy(&b, &x, 4);
   if (x != x) return 0x7FC0;
   return static_cast<uint16_t>((b + 0x7FFFu + ((b >> 16) & 1u)) >> 16);
-}
-
-static inline float float_from_bf16(uint16_t bits) {
-  const uint32_t b = static_cast<uint32_t>(bits) << 16;
-  float x;
-  std::memcpy(&x, &b, 4);
-  return x;
 }
 
 // How one element type lies in pages; `kStep` values of the reduced dimension stand together.
@@ -138,10 +148,8 @@ static void rope(const RopeArgs& a, int row_begin, int row_end) {
       std::memcpy(head, qkv + h * a.head_dim, sizeof(float) * a.head_dim);
       if (a.q_norm) norm_head(head, a.q_norm, a.head_dim, a.eps);
       rotate_head(head, cos, sin, a.head_dim);
-      float* q = a.q + row * a.q_stride + h * a.head_dim;
-      for (int d = 0; d < a.head_dim; ++d) {
-        q[d] = a.round_q ? float_from_bf16(bf16_bits(head[d])) : head[d];
-      }
+      auto* q = row_of<typename Pages::Element>(a.q, a.q_stride, row) + h * a.head_dim;
+      for (int d = 0; d < a.head_dim; ++d) q[d] = Pages::convert(head[d]);
     }
     const int page = a.slots[row] / kPageSize, offset = a.slots[row] % kPageSize;
     const int stale_from = offset == 0 ? a.rows_to_end[row] : kPageSize;

@@ -4,10 +4,14 @@
 #include "kernels_matmul.h"
 #include "kernels_rowwise.h"
 
+#ifndef RIDGELINE_MATMUL_BF16
+#define RIDGELINE_MATMUL_BF16 matmul<Bf16Product>
+#endif
+
 namespace ridgeline::RIDGELINE_ISA {
 
 static const Kernels kTable = {
-    RIDGELINE_ISA_NAME,    matmul<F32Product>,   matmul<Bf16Product>,   norm,       rope<PagesF32>,
+    RIDGELINE_ISA_NAME,    matmul<F32Product>,   RIDGELINE_MATMUL_BF16, norm,       rope<PagesF32>,
     rope<PagesBf16>,       attend<F32Attention>, attend<Bf16Attention>, log_sum_exp,
 };
 

@@ -91,7 +91,12 @@ void bind_executor(nb::module_& m) {
                                 num_sampler_slots, threads, choose_kernels());
           },
           "shape"_a, "dtype"_a, "kv_dtype"_a, "num_pages"_a, "max_rows"_a, "num_sampler_slots"_a, "threads"_a)
-      .def("add_buffer", &Executor::add_buffer, "width"_a, "per_logit_row"_a)
+      .def(
+          "add_buffer",
+          [](Executor& e, int width, const std::string& format, bool per_logit_row) {
+            return e.add_buffer(width, parse_format(format), per_logit_row);
+          },
+          "width"_a, "format"_a, "per_logit_row"_a)
       .def("add_matrix", &Executor::add_matrix, "outputs"_a, "inner"_a)
       .def("add_vector", [](Executor& e, Floats values) { return e.add_vector(view(values)); }, "values"_a)
       .def(

@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace ridgeline::RIDGELINE_ISA {
 
@@ -60,6 +61,22 @@ static inline void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
   const __m256i high_half = _mm256_set1_epi32(static_cast<int>(0xFFFF0000u));
   even = {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
   odd = {_mm256_castsi256_ps(_mm256_and_si256(lo, high_half)), _mm256_castsi256_ps(_mm256_and_si256(hi, high_half))};
+}
+
+static inline void broadcast_pair(const uint16_t* p, Vec& even, Vec& odd) {
+  uint32_t pair;
+  std::memcpy(&pair, p, 4);
+  const __m256 e = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(pair << 16)));
+  const __m256 o = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(pair & 0xFFFF0000u)));
+  even = {e, e};
+  odd = {o, o};
+}
+
+static inline void store_bf16(uint16_t* p, Vec rounded) {
+  const __m256i lo = _mm256_srli_epi32(_mm256_castps_si256(rounded.lo), 16);
+  const __m256i hi = _mm256_srli_epi32(_mm256_castps_si256(rounded.hi), 16);
+  const __m256i mixed = _mm256_packus_epi32(lo, hi);  // quarters lo0 hi0 lo1 hi1
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(mixed, 0b11011000));
 }
 
 static inline Vec round_to_bf16(Vec x) {

@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace ridgeline::RIDGELINE_ISA {
 
@@ -40,6 +41,18 @@ static inline void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
   const __m512i bits = _mm512_loadu_si512(p);
   even = {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16))};
   odd = {_mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))))};
+}
+
+static inline void broadcast_pair(const uint16_t* p, Vec& even, Vec& odd) {
+  uint32_t pair;
+  std::memcpy(&pair, p, 4);
+  even = {_mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(pair << 16)))};
+  odd = {_mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(pair & 0xFFFF0000u)))};
+}
+
+static inline void store_bf16(uint16_t* p, Vec rounded) {
+  const __m512i upper = _mm512_srli_epi32(_mm512_castps_si512(rounded.v), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(upper));
 }
 
 static inline Vec round_to_bf16(Vec x) {

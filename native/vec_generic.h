@@ -84,6 +84,17 @@ static inline void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
   odd = each_lane([&](int i) { return float_of(static_cast<uint32_t>(p[2 * i + 1]) << 16); });
 }
 
+// One pair of bf16 in all lanes.
+static inline void broadcast_pair(const uint16_t* p, Vec& even, Vec& odd) {
+  even = broadcast(float_of(static_cast<uint32_t>(p[0]) << 16));
+  odd = broadcast(float_of(static_cast<uint32_t>(p[1]) << 16));
+}
+
+// The upper halves of values that are already rounded.
+static inline void store_bf16(uint16_t* p, Vec rounded) {
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<uint16_t>(bits_of(rounded.v[i]) >> 16);
+}
+
 // To the nearest bf16 (ties to even), still as fp32; NaN becomes the quiet NaN.
 static inline Vec round_to_bf16(Vec x) {
   return each_lane([&](int i) {

@@ -101,14 +101,14 @@ def test_norm(isa, width):
     rng = np.random.default_rng(width)
     x, weight = realistic(rng, 3, width), realistic(rng, width)
     out, rounded_out = np.zeros_like(x), np.zeros_like(x)
-    kernels.norm(isa, False, 1e-5, x, weight, out)
-    kernels.norm(isa, True, 1e-5, x, weight, rounded_out)
+    kernels.norm(isa, "fp32", 1e-5, x, weight, out)
+    kernels.norm(isa, "bf16", 1e-5, x, weight, rounded_out)
     wide = x.astype(np.float64)
     expected = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-5) * weight
     np.testing.assert_allclose(out, expected, rtol=2e-6)
     np.testing.assert_array_equal(rounded_out, rounded(out))
     generic = np.zeros_like(x)
-    kernels.norm("generic", False, 1e-5, x, weight, generic)
+    kernels.norm("generic", "fp32", 1e-5, x, weight, generic)
     np.testing.assert_array_equal(out, generic)
 
 

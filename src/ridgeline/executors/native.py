@@ -35,7 +35,8 @@ PAGE_SIZE = 16  # what the attention kernels' page layout is made for
 LANES = 16  # outputs in a block of packed weights
 ARITHMETIC_VERSION = 1  # raise it when a kernel's accumulation order or rounding changes
 DTYPES = ("fp32", "bf16")
-PER_LOGIT_ROW = ("rows", "logits")  # buffers with a row per logit row, not per token
+PER_LOGIT_ROW = ("rows", "final", "logits")  # buffers with a row per logit row, not per token
+PRODUCT_INPUTS = ("h", "attn", "act", "final")  # buffers that feed matrix products, held in the weights' format
 
 
 class Weights(Protocol):
@@ -93,7 +94,7 @@ class NativeExecutor:
             threads=threads,
         )
         self.arithmetic_id = f"native-{ARITHMETIC_VERSION}-{self._core.isa}-{dtype}-{kv_dtype}"
-        _Builder(self._core, program, weights, dtype, progress).build()
+        _Builder(self._core, program, weights, dtype, kv_dtype, progress).build()
 
     @property
     def weight_bytes(self) -> int:
@@ -179,7 +180,13 @@ class _Builder:
     """Translates the program's names into the core's numbers, reading each weight once."""
 
     def __init__(
-        self, core: Any, program: Program, weights: Weights, dtype: str, progress: Callable[[str, float], None] | None
+        self,
+        core: Any,
+        program: Program,
+        weights: Weights,
+        dtype: str,
+        kv_dtype: str,
+        progress: Callable[[str, float], None] | None,
     ) -> None:
         self._core = core
         self._program = program
@@ -188,7 +195,11 @@ class _Builder:
         self._progress = progress
         self._shapes = weight_shapes(program.spec)
         self._matrices: dict[tuple[str, ...], int] = {}
-        self._buffers = {name: core.add_buffer(width, name in PER_LOGIT_ROW) for name, width in program.widths.items()}
+        formats = dict.fromkeys(PRODUCT_INPUTS, dtype) | {"q": kv_dtype}
+        self._buffers = {
+            name: core.add_buffer(width, formats.get(name, "fp32"), name in PER_LOGIT_ROW)
+            for name, width in program.widths.items()
+        }
 
     def build(self) -> None:
         ops = self._program.ops

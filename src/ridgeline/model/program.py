@@ -2,9 +2,9 @@
 
 `build(spec)` reads like a forward pass and serves every family through the spec's flags; executors run the list.
 Buffers are row-major, one row per token of the step (`x`, `h`, `qkv`, `q`, `attn`, `act`) or per logit row (`rows`,
-`logits`). Weight names are the ones that `model/weights.py` serves.
+`final`, `logits`). Weight names are the ones that `model/weights.py` serves.
 
-In bf16 the buffers `h`, `q`, `attn`, `act` and `rows` hold values rounded to bf16 (they feed matrix products), as
+In bf16 the buffers `h`, `q`, `attn`, `act` and `final` hold bf16 values (they feed matrix products), as
 do K, V and the attention probabilities; everything else, the residual `x` first of all, stays fp32.
 """
 
@@ -119,8 +119,8 @@ def build(spec: ModelSpec) -> Program:
     for i in range(spec.num_layers):
         ops += _layer(spec, i)
     ops.append(GatherRows("x", "rows"))
-    ops.append(Norm("rows", "final_norm", "rows"))
-    ops.append(Logits("rows", "embed" if spec.tie_embeddings else "head", "logits"))
+    ops.append(Norm("rows", "final_norm", "final"))
+    ops.append(Logits("final", "embed" if spec.tie_embeddings else "head", "logits"))
     q_width = spec.num_heads * spec.head_dim
     kv_width = spec.num_kv_heads * spec.head_dim
     widths = {
@@ -131,6 +131,7 @@ def build(spec: ModelSpec) -> Program:
         "attn": q_width,
         "act": spec.intermediate_size,
         "rows": spec.hidden_size,
+        "final": spec.hidden_size,
         "logits": spec.vocab_size,
     }
     return Program(spec, tuple(ops), widths)

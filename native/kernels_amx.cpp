@@ -1,0 +1,16 @@
+#include "kernels.h"
+
+#if defined(__x86_64__)
+#define RIDGELINE_ISA amx
+#define RIDGELINE_ISA_NAME "amx"
+#define RIDGELINE_MATMUL_BF16 matmul_by_tiles
+#include "vec_avx512.h"
+// after Vec
+#include "matmul_amx.h"
+// after both
+#include "kernels_table.h"
+
+const ridgeline::Kernels* ridgeline::kernels_amx() { return &amx::kTable; }
+#else
+const ridgeline::Kernels* ridgeline::kernels_amx() { return nullptr; }
+#endif

@@ -1,0 +1,117 @@
+// bf16 matrix products by AMX tiles. tdpbf16ps adds in the order that kernels_matmul.h describes, so the bits are those
+// of the other ISA paths; one row alone goes by Vec, which reads weights a little faster.
+//
+// A tile of weights is a packed block's [16 pairs of inner values][16 outputs][2]: 1 KiB, contiguous. Up to 32 rows and
+// two blocks (a gate and its value) share four accumulators.
+#pragma once
+#include <immintrin.h>
+
+#include "kernels_matmul.h"
+
+namespace ridgeline::RIDGELINE_ISA {
+
+constexpr int kTileRows = 16;
+constexpr int kTileElements = kTileRows * kBf16Tile;  // of bf16
+constexpr int kPrefetchTiles = 4;                     // how far ahead weights are asked for
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// Tiles 0..3 accumulate (rows x block: 00 01 10 11), 4 and 5 hold inputs, 6 and 7 weights.
+static inline void configure_tiles(int upper_rows, int lower_rows) {
+  TileConfig config;
+  const int rows[8] = {upper_rows, upper_rows, lower_rows, lower_rows, upper_rows, lower_rows, kTileRows, kTileRows};
+  for (int tile = 0; tile < 8; ++tile) {
+    config.rows[tile] = static_cast<uint8_t>(rows[tile] ? rows[tile] : 1);
+    config.row_bytes[tile] = 64;
+  }
+  asm volatile("" : : "r"(&config) : "memory");  // gcc 12's _tile_loadconfig declares 8 of the 64 bytes as its input
+  _tile_loadconfig(&config);
+}
+
+static inline void prefetch_tile(const uint16_t* weights) {
+  for (int line = 0; line < kTileRows; ++line)
+    _mm_prefetch(reinterpret_cast<const char*>(weights + line * kBf16Tile), _MM_HINT_T0);
+}
+
+// Products of rows row .. row + upper + lower - 1 with two blocks: sums[32][2][16].
+template <bool kTwoRowTiles>
+static inline void multiply_tiles(const MatmulArgs& a, int row, int block0, int block1, float* sums) {
+  const auto* weights = static_cast<const uint16_t*>(a.weights);
+  const uint16_t* w0 = weights + static_cast<size_t>(block0) * a.inner * kLanes;
+  const uint16_t* w1 = weights + static_cast<size_t>(block1) * a.inner * kLanes;
+  const uint16_t* upper = row_of<uint16_t>(a.input, a.input_stride, row);
+  const uint16_t* lower = upper + kTileRows * a.input_stride;
+  const size_t input_bytes = a.input_stride * sizeof(uint16_t);
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (kTwoRowTiles) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int k = 0; k < a.inner; k += kBf16Tile, w0 += kTileElements, w1 += kTileElements) {
+    prefetch_tile(w0 + kPrefetchTiles * kTileElements);
+    prefetch_tile(w1 + kPrefetchTiles * kTileElements);
+    _tile_loadd(6, w0, 64);
+    _tile_loadd(7, w1, 64);
+    _tile_loadd(4, upper + k, input_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kTwoRowTiles) {
+      _tile_loadd(5, lower + k, input_bytes);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  constexpr size_t kSumBytes = 2 * kLanes * sizeof(float);
+  _tile_stored(0, sums, kSumBytes);
+  _tile_stored(1, sums + kLanes, kSumBytes);
+  if constexpr (kTwoRowTiles) {
+    _tile_stored(2, sums + kTileRows * 2 * kLanes, kSumBytes);
+    _tile_stored(3, sums + kTileRows * 2 * kLanes + kLanes, kSumBytes);
+  }
+}
+
+static void multiply_rows(const MatmulArgs& a, int row, int rows, int block_begin, int block_end) {
+  alignas(64) float sums[2 * kTileRows * 2 * kLanes];
+  const bool silu_mul = a.epilogue == Epilogue::kSiluMul;
+  for (int block = block_begin; block < block_end; block += silu_mul ? 1 : 2) {
+    const bool pair = silu_mul || block + 1 < block_end;
+    const int second = silu_mul ? a.num_blocks + block : pair ? block + 1 : block;
+    if (rows > kTileRows) {
+      multiply_tiles<true>(a, row, block, second, sums);
+    } else {
+      multiply_tiles<false>(a, row, block, second, sums);
+    }
+    for (int r = 0; r < rows; ++r) {
+      const float* sum = sums + r * 2 * kLanes;
+      if (silu_mul) {
+        finish_silu_mul(a, row + r, block, load(sum), load(sum + kLanes));
+        continue;
+      }
+      finish_plain(a, row + r, block, load(sum));
+      if (pair) finish_plain(a, row + r, block + 1, load(sum + kLanes));
+    }
+  }
+}
+
+static void matmul_by_tiles(const MatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
+  if (row_end - row_begin == 1) return matmul<Bf16Product>(a, row_begin, row_end, block_begin, block_end);
+  int configured = 0;
+  for (int row = row_begin; row < row_end; row += 2 * kTileRows) {
+    const int rows = row_end - row < 2 * kTileRows ? row_end - row : 2 * kTileRows;
+    if (rows != configured) {
+      configure_tiles(rows < kTileRows ? rows : kTileRows, rows > kTileRows ? rows - kTileRows : 0);
+      configured = rows;
+    }
+    multiply_rows(a, row, rows, block_begin, block_end);
+  }
+  _tile_release();
+}
+
+}  // namespace ridgeline::RIDGELINE_ISA
