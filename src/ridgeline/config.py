@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from ridgeline.errors import ConfigError
 
 SchedulerKind = Literal["continuous", "static"]
-Policy = Literal["fcfs", "priority"]
+Policy = Literal["fcfs", "priority", "longest-prefix"]
 Admission = Literal["reserve", "optimistic"]
 
 _Config = TypeVar("_Config")
@@ -47,6 +47,8 @@ class EngineConfig:
     policy: Policy = "fcfs"
     static_wait_s: float = 0.05  # a static batch starts when full, or this long after its first request
     kv_cache: bool = True  # False: recompute the whole sequence at every token, to show what that costs
+    prefix_cache: bool = True  # keep computed prefixes for later requests; off without `kv_cache`
+    prefix_ttl_s: float | None = None  # a cached prefix lives so long after its last use; None: until space is needed
     admission: Admission = "reserve"  # which pages must be there before a request starts; engine/policy.py
     stuck_after_s: float = 60.0  # work waits and no step finished for so long: `/health` turns red
 

@@ -142,8 +142,24 @@ ENGINE_OPTIONS: Group = {
         EngineConfig.static_wait_s,
     ),
     "policy": (
-        _engine(Policy, "--policy", "Who runs first: by arrival, or by the requests' priority field."),
+        _engine(
+            Policy,
+            "--policy",
+            "Who runs first: by arrival, by the requests' priority field, or whose prompt is cached the furthest.",
+        ),
         EngineConfig.policy,
+    ),
+    "prefix_cache": (
+        _engine(bool, "--prefix-cache/--no-prefix-cache", "Keep computed prefixes for requests that start the same."),
+        EngineConfig.prefix_cache,
+    ),
+    "prefix_ttl_s": (
+        _engine(
+            float | None,
+            "--prefix-ttl",
+            "Seconds that a cached prefix outlives its last use; until space is needed unless given.",
+        ),
+        EngineConfig.prefix_ttl_s,
     ),
     "admission": (
         _engine(

@@ -27,6 +27,8 @@ def check_config(config: EngineConfig, *, max_step_tokens: int, num_sampler_slot
     for name in ("max_waiting", "target_gap_s", "stuck_after_s"):
         if not getattr(config, name) > 0:
             raise ConfigError(f"{name} is {getattr(config, name)}, it must be above 0")
+    if config.prefix_ttl_s is not None and not config.prefix_ttl_s > 0:
+        raise ConfigError(f"prefix_ttl_s is {config.prefix_ttl_s}, it must be above 0")
     if not config.static_wait_s >= 0:
         raise ConfigError(f"static_wait_s is {config.static_wait_s}, it must be at least 0")
 

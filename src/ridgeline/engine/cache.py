@@ -11,10 +11,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ridgeline.cost.memory import pages_needed
 from ridgeline.engine.pages import PagePool
 from ridgeline.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class MissReport:
+    """Why a prompt was cached no further: what the caller's own namespace holds that comes nearest to it.
+
+    `num_matching_tokens` is exact, not rounded to pages: the token at that index is the first that differs, or the
+    first that nothing is stored for (then `stored_ids` ends there).
+    """
+
+    num_hit_tokens: int  # what was reused, in whole pages
+    num_matching_tokens: int  # of the nearest stored prefix, expired ones included
+    stored_start: int  # index of the first of `stored_ids`
+    stored_ids: tuple[int, ...]  # of the nearest stored prefix, around index `num_matching_tokens`
+    expired_ago_s: float | None  # since the nearest prefix expired; None: it has not, and is no reason
 
 
 class Cache:

@@ -12,8 +12,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ridgeline.errors import RidgelineError
+
+if TYPE_CHECKING:
+    from ridgeline.engine.cache import MissReport
 
 
 class FinishReason(enum.StrEnum):
@@ -75,6 +79,10 @@ class RequestMetrics:
     tpot_s: float | None  # None with fewer than two output tokens
     num_preemptions: int = 0
     kv_wait_s: float = 0.0  # of decode and prefill: time spent preempted
+    num_loaded_tokens: int = 0  # of the prompt, from a tier below memory; prompt = computed + cached + loaded
+    num_created_cache_tokens: int = 0  # of the prompt: whole pages that this request added to the prefix cache
+    num_expired_tokens: int = 0  # of the prompt: would have been cached tokens, had they not expired
+    cache_miss: MissReport | None = None  # when the request asked for an explanation
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +136,7 @@ class Timeline:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence. The fields below `choice` belong to the engine."""
+    """One sequence. The fields below `explain_cache` belong to the engine."""
 
     id: str
     prompt_ids: list[int]
@@ -136,6 +144,9 @@ class Request:
     sink: Sink
     priority: int = 0  # smaller runs first
     choice: int = 0  # index among the `n` choices of one API request
+    cache_salt: str = ""  # requests share cached prefixes only with those of the same salt
+    cache_ttl_s: float | None = None  # how long its cached pages outlive their last use; None: `prefix_ttl_s`
+    explain_cache: bool = False  # `metrics.cache_miss` tells why its prompt was not cached any further
 
     status: Status = Status.WAITING
     arrival: int = 0  # counts submissions: the order of first come, first served
