@@ -71,7 +71,7 @@ def advice(roofline: Roofline, final_len: int, devices: dict[str, Hardware]) -> 
         return []
     lines = [
         f"{change}: {fits.max_concurrent_requests:,} requests of {final_len:,} tokens"
-        for change, changed in _changes(roofline, devices)
+        for change, changed in _changes(roofline, final_len, devices)
         if (fits := capacity(changed, final_len)) is not None and fits.max_concurrent_requests > 0
     ]
     if found.largest_context > 0:
@@ -79,7 +79,7 @@ def advice(roofline: Roofline, final_len: int, devices: dict[str, Hardware]) -> 
     return lines or ["nothing that Ridgeline knows makes it fit: neither int4, nor 8 devices, nor a larger one"]
 
 
-def _changes(roofline: Roofline, devices: dict[str, Hardware]) -> Iterator[tuple[str, Roofline]]:
+def _changes(roofline: Roofline, final_len: int, devices: dict[str, Hardware]) -> Iterator[tuple[str, Roofline]]:
     facts, hardware = roofline.facts, roofline.hardware
     for dtype in _FEWER_BITS:
         weights = facts.weight_bytes(dtype)
@@ -90,9 +90,14 @@ def _changes(roofline: Roofline, devices: dict[str, Hardware]) -> Iterator[tuple
             yield f"--kv-dtype {kv_dtype}", dataclasses.replace(roofline, kv_dtype=kv_dtype)
     for count in (2, 4, 8):
         yield f"--devices {count * hardware.devices}", dataclasses.replace(roofline, hardware=hardware.times(count))
-    larger = [d for d in devices.values() if (d.memory_bytes or 0) > (hardware.memory_bytes or 0)]
-    for device in sorted(larger, key=lambda d: d.memory_bytes or 0):
-        candidate = dataclasses.replace(roofline, hardware=device)
-        if device.memory_bytes and device.memory_bytes > facts.weight_bytes(roofline.dtype):
-            yield f"--hardware {device.name}", candidate
-            return
+    smallest = _smallest_device(roofline, final_len, devices)
+    if smallest is not None:
+        yield f"--hardware {smallest.name}", dataclasses.replace(roofline, hardware=smallest)
+
+
+def _smallest_device(roofline: Roofline, final_len: int, devices: dict[str, Hardware]) -> Hardware | None:
+    for device in sorted(devices.values(), key=lambda device: device.memory_bytes or 0):
+        found = capacity(dataclasses.replace(roofline, hardware=device), final_len)
+        if found is not None and found.max_concurrent_requests > 0:
+            return device
+    return None

@@ -115,7 +115,8 @@ def smallest_batch(holds: Callable[[int], bool]) -> int | None:
 
 def matmul_input(dtype: str) -> str:
     """What a format's matrices are multiplied in. Weights in few bits are widened to bf16; fp8 and nvfp4 are not."""
-    return {"fp32": "fp32", "fp8": "fp8", "nvfp4": "fp4"}.get(dtype, "bf16")
+    family = dtype.partition("-")[0]
+    return {"fp32": "fp32", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}.get(family, "bf16")
 
 
 def compute_rate(hardware: Hardware, dtype: str) -> float | None:

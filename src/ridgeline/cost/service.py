@@ -104,7 +104,9 @@ def plan_service(service: Service, slo: Slo, *, rate: float | None, price_per_ho
     batch = known[binds]
     result: dict[str, Any] = {"batch": batch, "binds": binds, "batch_by": limits, "rate": rate}
     if batch == 0:
-        return result | dict.fromkeys(("ttft_s", "tpot_s", "requests_per_s", "output_tokens_per_s", "replicas", "prices"))
+        return result | dict.fromkeys(
+            ("ttft_s", "tpot_s", "requests_per_s", "output_tokens_per_s", "replicas", "prices")
+        )
     sustained = service.requests_per_s(batch)
     return result | {
         "ttft_s": service.ttft_s(batch),

@@ -12,8 +12,8 @@ from typing import Any
 
 from ridgeline.cost.question import Question
 from ridgeline.cost.roofline import Roofline, Work
-
-_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8, "fp8": 8, "int4": 4, "mxfp4": 4, "nvfp4": 4}
+from ridgeline.errors import ConfigError
+from ridgeline.quant.formats import weight_format
 
 
 def textbook(roofline: Roofline, question: Question) -> dict[str, Any]:
@@ -54,10 +54,10 @@ def textbook(roofline: Roofline, question: Question) -> dict[str, Any]:
 
 
 def _bytes_per_parameter(roofline: Roofline) -> float:
-    bits = _BITS.get(roofline.dtype)
-    if bits is not None:
-        return bits / 8
-    return roofline.facts.weight_bytes(roofline.dtype) / roofline.facts.parameters
+    try:
+        return weight_format(roofline.dtype).bits / 8
+    except ConfigError:  # the formats of a file, which differ by tensor
+        return roofline.facts.weight_bytes(roofline.dtype) / roofline.facts.parameters
 
 
 def _compute_bound_batch(roofline: Roofline, read_bytes: float, flops: float) -> int | None:
