@@ -51,6 +51,32 @@ def find_or_download(model_id: str) -> Path:
     return find_cached(model_id) or _download(model_id)
 
 
+def find_config(model_id: str) -> Path:
+    """`config.json` alone, from the cache or downloaded. Raises ConfigError."""
+    snapshots = cache_dir() / (_PREFIX + model_id.replace("/", "--")) / "snapshots"
+    cached = sorted(snapshots.glob("*/config.json"))
+    if cached:
+        return cached[-1]
+    missing = f"{model_id} is not in the local hub cache {cache_dir()}"
+    by_hand = "give the path of its config.json"
+    if _is_offline():
+        raise ConfigError(f"{missing}, and HF_HUB_OFFLINE forbids a download", hint=by_hand)
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        hint = f"pip install 'ridgeline[hub]', or {by_hand}"
+        raise ConfigError(f"{missing}, and huggingface_hub is not installed", hint=hint) from error
+    try:
+        return Path(hf_hub_download(model_id, "config.json", cache_dir=cache_dir()))
+    except Exception as error:  # as in `_download`
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"{missing}, and the download failed: {reason}", hint=by_hand) from error
+
+
+def _is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
 def _is_complete(snapshot: Path) -> bool:
     from ridgeline.model.safetensors import INDEX_FILE, SINGLE_FILE, shard_names
 
@@ -68,7 +94,7 @@ def _is_complete(snapshot: Path) -> bool:
 def _download(model_id: str) -> Path:
     missing = f"{model_id} is not in the local hub cache {cache_dir()}"
     by_hand = "put config.json, tokenizer.json and the .safetensors files in a directory and give its path"
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+    if _is_offline():
         raise ConfigError(f"{missing}, and HF_HUB_OFFLINE forbids a download", hint=by_hand)
     try:
         from huggingface_hub import snapshot_download

@@ -140,8 +140,8 @@ def from_config(
         o_bias=attention_bias,
         mlp_bias=fields.flag("mlp_bias"),
         qk_norm=architecture == "qwen3",
-        windows=_windows(fields, architecture, num_layers),
-        stored_dtype=_stored_dtype(fields),
+        windows=layer_windows(fields, architecture, num_layers),
+        stored_dtype=stored_dtype(fields),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=_eos(fields, generation_config),
     )
@@ -185,7 +185,7 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
     return theta, RopeScaling("llama3", rope.number("factor"), low, high, original_len)
 
 
-def _windows(fields: Fields, architecture: str, num_layers: int) -> tuple[int | None, ...]:
+def layer_windows(fields: Fields, architecture: str, num_layers: int) -> tuple[int | None, ...]:
     """Sliding window of each layer: in Mistral of all layers; in Qwen, when switched on, as `layer_types` says, else
     from layer `max_window_layers` on."""
     window, first = None, 0
@@ -207,7 +207,7 @@ def _windows(fields: Fields, architecture: str, num_layers: int) -> tuple[int | 
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _stored_dtype(fields: Fields) -> str:
+def stored_dtype(fields: Fields) -> str:
     """bf16 when the config does not say; the weights themselves decide what is read."""
     key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
     name = fields.text(key, "bfloat16")

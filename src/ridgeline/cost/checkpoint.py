@@ -1,0 +1,79 @@
+"""What the files of a checkpoint really hold: bytes per tensor, exactly, from the files' directories alone.
+
+Stored and unique parameters differ where a checkpoint repeats a tied output matrix (Qwen3-0.6B stores 751,632,384, of
+which 596,049,920 are unique), or holds what the text model does not use.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from ridgeline.errors import CheckpointError
+
+_HEAD, _EMBEDDINGS = "lm_head.weight", ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight")
+
+
+@dataclass(frozen=True)
+class StoredTensors:
+    """Tensor name -> (values as shaped, bytes)."""
+
+    tensors: dict[str, tuple[int, int]]
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(values for values, _ in self.tensors.values())
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(size for _, size in self.tensors.values())
+
+    def bytes_of(self, *names: str) -> int:
+        return sum(self.tensors[name][1] for name in names if name in self.tensors)
+
+    def tied_copy_bytes(self, tied: bool) -> int:
+        """Of an output matrix that repeats the embedding table: stored, and never needed."""
+        return self.bytes_of(_HEAD) if tied and any(name in self.tensors for name in _EMBEDDINGS) else 0
+
+    def explain(self, unique: int, tied: bool) -> str | None:
+        """Why the file does not hold as many parameters as the model has. None: it does."""
+        stored = self.num_parameters
+        if stored == unique:
+            return None
+        copy = self.tensors[_HEAD][0] if self.tied_copy_bytes(tied) else 0
+        if stored - copy == unique:
+            return (
+                f"{stored:,} parameters are stored, {unique:,} are unique: "
+                f"{_HEAD} repeats the embedding table ({copy:,})"
+            )
+        return f"{stored:,} values are stored, the config's model has {unique:,} parameters"
+
+
+def read_safetensors(directory: Path) -> StoredTensors | None:
+    """From the headers of a directory's `*.safetensors`; None when it has none. Raises CheckpointError."""
+    from ridgeline.model.safetensors import INDEX_FILE, SINGLE_FILE, shard_names  # numpy
+
+    if (directory / INDEX_FILE).exists():
+        files = sorted({directory / shard for shard in shard_names(directory).values()})
+    elif (directory / SINGLE_FILE).exists():
+        files = [directory / SINGLE_FILE]
+    else:
+        return None
+    return StoredTensors({name: entry for file in files for name, entry in _header(file).items()})
+
+
+def _header(path: Path) -> dict[str, tuple[int, int]]:
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return {
+            name: (math.prod(entry["shape"]), entry["data_offsets"][1] - entry["data_offsets"][0])
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, MemoryError) as error:
+        raise CheckpointError(f"{path}: not a safetensors file: {error!r}") from error

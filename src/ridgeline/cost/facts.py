@@ -1,0 +1,188 @@
+"""What planning knows about a model: exact parameters, bytes and FLOPs, from `config.json` alone.
+
+The formulas are in `parameters`, `kv` and `flops`; here they meet one model. Formats are names (`bf16`, `int4-g128`,
+`q4_0`, ...); "stored" is what the model was released in, from its `quantization_config`, or exactly from its files where
+they are at hand.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ridgeline.config import nearest
+from ridgeline.cost import flops, kv
+from ridgeline.cost import parameters as weights
+from ridgeline.cost.checkpoint import StoredTensors, read_safetensors
+from ridgeline.errors import ConfigError
+from ridgeline.model.anatomy import Anatomy
+from ridgeline.model.catalog import catalog_entry, catalog_names
+from ridgeline.model.families import describe, from_spec
+from ridgeline.quant.formats import FORMATS, kv_format, weight_format
+from ridgeline.quant.released import Release, release
+
+STORED = "stored"
+_GGUF_EMBEDDING, _GGUF_HEAD = "token_embd.weight", "output.weight"
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Exact figures of one model. Sizes are bytes of the whole model, not of one device."""
+
+    name: str
+    anatomy: Anatomy
+    nominal_parameters: float | None = None  # the round figure that textbooks use; catalog entries only
+    files: StoredTensors | None = None  # what a checkpoint directory or a GGUF file holds
+    is_gguf: bool = False
+
+    @property
+    def architecture(self) -> str:
+        return self.anatomy.architecture
+
+    @property
+    def max_context(self) -> int:
+        return self.anatomy.max_context_len
+
+    @property
+    def tied(self) -> bool:
+        """The output matrix is the embedding table."""
+        return self.anatomy.tied
+
+    @property
+    def parameters(self) -> int:
+        """Unique ones: a tied output matrix counts once."""
+        return weights.total_parameters(self.anatomy)
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that take part in one token, tables included."""
+        return weights.active_parameters(self.anatomy)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """The input table."""
+        return self.anatomy.embedding.num_values
+
+    @property
+    def read_parameters(self) -> int:
+        """Read per decoded token at batch 1: the active ones without an input table that is only looked up."""
+        return self.active_parameters - (0 if self.tied else self.embedding_parameters)
+
+    @property
+    def expert_parameters(self) -> int:
+        experts = (layer.experts for layer in self.anatomy.layers)
+        return sum(e.total * e.num_values for e in experts if e)
+
+    @property
+    def stored_format(self) -> str:
+        """A name for what "stored" means: `bf16`, `fp8-128x128`, ..., or that of the files."""
+        if self.is_gguf:
+            return "gguf"
+        return self._release.fmt.name if self._release else self.anatomy.stored_dtype
+
+    @property
+    def note(self) -> str | None:
+        """What the files hold beside the unique parameters; None when there is nothing to explain."""
+        if self.files is None or self.is_gguf or self._release:
+            return None
+        return self.files.explain(self.parameters, self.tied)
+
+    @property
+    def _release(self) -> Release | None:
+        config = self.anatomy.quantization
+        return release(config, self.name) if config else None
+
+    def _formats(self, fmt: str) -> weights.WeightFormats:
+        if fmt.lower() != STORED:
+            return weights.uniform_formats(weight_format(fmt))
+        plain = FORMATS[self.anatomy.stored_dtype]
+        released = self._release
+        if released is None:
+            return weights.WeightFormats(plain, plain, plain)
+        matrices = [layer.matrices + (layer.experts.matrices if layer.experts else ()) for layer in self.anatomy.layers]
+        modules = [weights.module_name(m, i) for i, layer in enumerate(matrices) for m in layer]
+        released.refuse_unknown(modules, len(self.anatomy.layers), self.name)
+        return weights.WeightFormats(released.fmt, plain, plain, released)
+
+    def weight_bytes(self, fmt: str) -> int:
+        """All weights in `fmt`, or as stored, without a copy of a tied output matrix."""
+        if fmt.lower() == STORED and self.files:
+            return self.files.num_bytes - self.files.tied_copy_bytes(self.tied)
+        return weights.weight_bytes(self.anatomy, self._formats(fmt))
+
+    def decode_read_bytes(self, fmt: str, batch: int = 1) -> float:
+        """Weights that one decode step of `batch` sequences reads."""
+        if fmt.lower() == STORED and self.is_gguf and self.files:
+            table = self.files.bytes_of(_GGUF_EMBEDDING) if _GGUF_HEAD in self.files.tensors else 0
+            return self.files.num_bytes - table * (1 - min(batch / self.anatomy.vocab_size, 1))
+        return weights.decode_read_bytes(self.anatomy, self._formats(fmt), batch)
+
+    def cache_groups(self, kv_fmt: str = "bf16") -> tuple[kv.CacheGroup, ...]:
+        """The layers by kind of cache, with their bytes."""
+        return kv.cache_groups(self.anatomy, kv_format(kv_fmt))
+
+    def kv_bytes_per_token(self, kv_fmt: str = "bf16") -> int:
+        """By how much one sequence grows per token: windows that are full and states do not."""
+        return kv.kv_bytes_per_token(self.anatomy, kv_format(kv_fmt))
+
+    def kv_bytes(self, context: int, kv_fmt: str = "bf16") -> int:
+        """Of one sequence at this context, windows and states included."""
+        return kv.kv_bytes(self.anatomy, context, kv_format(kv_fmt))
+
+    def kv_read_bytes(self, context: int, kv_fmt: str = "bf16") -> int:
+        """Cache traffic of one decode step of one sequence at this context."""
+        return kv.decode_read_bytes(self.anatomy, context, kv_format(kv_fmt))
+
+    def linear_flops(self, num_tokens: int, num_logit_rows: int) -> float:
+        """Products with weights: layers per token, the output matrix per row of logits."""
+        return flops.linear_flops(self.anatomy, num_tokens, num_logit_rows)
+
+    def attention_flops(self, start: int, end: int) -> float:
+        """Of the tokens at positions start..end-1, causal, over all that came before."""
+        return flops.attention_flops(self.anatomy, start, end)
+
+
+def facts_from_config(
+    config: dict[str, Any], *, name: str, source: str | None = None, nominal_parameters: float | None = None
+) -> ModelFacts:
+    """Raises ConfigError for what is missing or unknown in a `config.json`."""
+    return ModelFacts(name, describe(config, source=source or name), nominal_parameters)
+
+
+def load_facts(model: str) -> ModelFacts:
+    """A path (config.json, checkpoint directory, .gguf), a catalog name, `ollama:NAME` or a Hugging Face id, of which
+    only the config.json is fetched. Raises ConfigError or CheckpointError."""
+    entry = None if Path(model).expanduser().exists() else catalog_entry(model)
+    if entry:
+        return facts_from_config(entry["config"], name=model, nominal_parameters=entry.get("nominal_parameters"))
+    from ridgeline.model import hub  # what is at hand by name needs none of this
+    from ridgeline.model.resolve import read_json, resolve_model
+
+    if re.fullmatch(hub.ID_PATTERN, model) and not Path(model).exists():
+        path = hub.find_config(model)
+        return facts_from_config(read_json(path), name=model, source=str(path))
+    try:
+        files = resolve_model(model)
+    except ConfigError as error:
+        if error.message.startswith("unknown model"):
+            raise ConfigError(f"unknown model {model!r}", hint=nearest(model.lower(), catalog_names())) from error
+        raise
+    if files.kind == "gguf":
+        return _gguf_facts(files.name, files.path)
+    path = files.path / "config.json" if files.kind == "directory" else files.path
+    anatomy = describe(read_json(path), source=str(path))
+    stored = read_safetensors(files.path) if files.kind == "directory" else None
+    return ModelFacts(files.name, anatomy, files=stored)
+
+
+def _gguf_facts(name: str, path: Path) -> ModelFacts:
+    import math
+
+    from ridgeline.model.gguf import open_gguf
+    from ridgeline.model.resolve import gguf_spec
+
+    file = open_gguf(path)
+    tensors = {tensor.name: (math.prod(tensor.shape), len(tensor.data)) for tensor in file.tensors.values()}
+    return ModelFacts(name, from_spec(gguf_spec(file)), files=StoredTensors(tensors), is_gguf=True)

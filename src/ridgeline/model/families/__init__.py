@@ -1,0 +1,96 @@
+"""From `config.json` to an `Anatomy`, for every family whose facts are certain.
+
+`describe` picks the family by `model_type`, checks that `architectures` names one of its classes, and hands over to
+the family's function. In configurations of several modalities the text model is described, `text_config`. What it
+does not know it refuses by name: it never guesses a size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ridgeline.config import nearest
+from ridgeline.model.anatomy import Anatomy
+from ridgeline.model.families import dense, gemma, hybrid, latent, mixture
+from ridgeline.model.families.common import Config, Family
+from ridgeline.model.fields import short
+from ridgeline.model.spec import ModelSpec, stored_dtype
+
+FAMILIES: Mapping[str, Family] = {
+    **dense.FAMILIES,
+    **gemma.FAMILIES,
+    **mixture.FAMILIES,
+    **latent.FAMILIES,
+    **hybrid.FAMILIES,
+}
+_OUTER_KEYS = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype", "architectures")
+
+
+def describe(values: Mapping[str, Any], *, source: str) -> Anatomy:
+    """The anatomy of a Hugging Face `config.json`; `source` names the file in errors. Raises ConfigError."""
+    config = _text_config(values, source)
+    name, family = _family(config)
+    stack = family.build(config)
+    anatomy = Anatomy(
+        architecture=name.removesuffix("_text"),
+        vocab_size=config.count("vocab_size"),
+        hidden_size=config.count(family.hidden_key),
+        max_context_len=config.count(family.context_key, family.default_context_len),
+        tied=_tied(config, family),
+        layers=stack.layers,
+        final_vector_values=stack.final_vector_values,
+        num_positions=stack.num_positions,
+        stored_dtype=stored_dtype(config),
+        quantization=config.table("quantization_config"),
+    )
+    config.refuse_unread()
+    return anatomy
+
+
+def from_spec(spec: ModelSpec) -> Anatomy:
+    """The anatomy of a model that can be served, from GGUF metadata for example."""
+    stack = dense.from_spec(spec)
+    return Anatomy(
+        architecture=spec.architecture,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        max_context_len=spec.max_context_len,
+        tied=spec.tie_embeddings,
+        layers=stack.layers,
+        final_vector_values=stack.final_vector_values,
+    )
+
+
+def _text_config(values: Mapping[str, Any], source: str) -> Config:
+    outer = Config(values, source)
+    text = outer.table("text_config")
+    if not text:
+        return outer
+    inherited = {key: values[key] for key in _OUTER_KEYS if key in values}
+    for key in ("tie_word_embeddings", "quantization_config"):
+        if key in text and key in inherited and text[key] != inherited[key]:
+            raise outer.error(key, f"is {short(inherited[key])}, and {short(text[key])} in text_config")
+    return Config({**inherited, **text, "architectures": values.get("architectures")}, f"{source}: text_config")
+
+
+def _family(config: Config) -> tuple[str, Family]:
+    name = config.text("model_type")
+    if not name:
+        raise config.error("model_type", "is missing")
+    if name not in FAMILIES:
+        raise config.error("model_type", f"is {name!r}: unknown architecture", nearest(name, list(FAMILIES)))
+    family = FAMILIES[name]
+    classes = config.items("architectures")
+    if classes and not set(map(str, classes)) & set(family.classes):
+        wanted = " or ".join(family.classes)
+        raise config.error("architectures", f"is {short(classes)}: a {name} model must be {wanted}")
+    return name, family
+
+
+def _tied(config: Config, family: Family) -> bool:
+    if config.get("tie_word_embeddings") is None:
+        if family.tied is None:
+            raise config.error("tie_word_embeddings", "is missing: the output matrix may be one of its own or not")
+        return family.tied
+    return config.flag("tie_word_embeddings")

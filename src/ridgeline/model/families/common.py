@@ -1,0 +1,153 @@
+"""Reading a `config.json` for planning: nothing that decides a size has a silent default, and nothing that looks like
+a size is overlooked.
+
+A `Config` notes which keys were read. What is left over must be harmless by name, since a whole number, a list, an
+object or a `true` under an unknown key may be a renamed dimension or a feature that changes shapes: `refuse_unread`
+names it. So a number that comes out was asked for under its right name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ridgeline.config import nearest
+from ridgeline.model import blocks
+from ridgeline.model.anatomy import Block
+from ridgeline.model.families.harmless import HARMLESS
+from ridgeline.model.fields import Fields, short
+from ridgeline.model.spec import layer_windows
+
+
+class Config(Fields):
+    """Fields that remember which keys were read."""
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        super().__init__(values, source)
+        self._read: set[str] = set()
+
+    def get(self, key: str) -> Any:
+        self._read.add(key)
+        return super().get(key)
+
+    def nullable(self, key: str) -> int | None:
+        """A count, or None when the key is there and null: it may not be missing, since both have a meaning."""
+        if key not in self.values:
+            raise self.error(key, "is missing")
+        return None if self.get(key) is None else self.count(key, minimum=0)
+
+    def required_flag(self, key: str) -> bool:
+        """True or false: a flag whose absence is no answer."""
+        if self.get(key) is None:
+            raise self.error(key, "is missing")
+        return self.flag(key)
+
+    def demand(self, key: str, *accepted: Any) -> None:
+        """Refuses a value for which the blocks of this family were not written."""
+        if key in self.values and self.get(key) not in accepted:
+            raise self.error(key, f"is {short(self.get(key))}: this variant is unknown")
+
+    def choices(self, key: str, count: int, accepted: tuple[str, ...]) -> list[str]:
+        """A list with one of the accepted names per layer. Empty when the key is missing or null."""
+        values = self.items(key)
+        if values and (len(values) != count or any(value not in accepted for value in values)):
+            raise self.error(key, f"must be {count} of {', '.join(accepted)}, not {short(values)}")
+        return values
+
+    def refuse_unread(self) -> None:
+        """Refuses keys that nobody read and that may decide a size."""
+        for key, value in self.values.items():
+            if key in self._read or key in HARMLESS or key.startswith("_"):
+                continue
+            is_size = isinstance(value, int) and value > 0  # a `true` too
+            if is_size or (isinstance(value, list | dict) and value):
+                hint = nearest(key, sorted(self._read)) if isinstance(value, int) else None
+                raise self.error(key, f"is {short(value)}: this key is unknown and may change sizes", hint)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What a family adds to what all have: the layers, the vectors after them, a learned position table."""
+
+    layers: tuple[Block, ...]
+    final_vector_values: int
+    num_positions: int = 0
+
+
+Build = Callable[[Config], Stack]
+
+
+@dataclass(frozen=True)
+class Family:
+    """`classes`: the classes of its checkpoints. `tied`: whether the head is tied when the config does not say; None:
+    it must say, since the family has models of both kinds."""
+
+    build: Build
+    classes: tuple[str, ...]
+    tied: bool | None = None
+    context_key: str = "max_position_embeddings"
+    default_context_len: int | None = None
+    hidden_key: str = "hidden_size"
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The numbers that nearly every family has under the same names."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def heads(config: Config, *, own_head_dim: bool = False) -> Heads:
+    """own_head_dim: the head size does not follow from the hidden size, so that it must be there."""
+    hidden, num_heads = config.count("hidden_size"), config.count("num_attention_heads")
+    if own_head_dim:
+        head_dim = config.count("head_dim")
+    else:
+        head_dim = config.head_dim("head_dim", hidden, num_heads)
+    kv_heads = config.count("num_key_value_heads")
+    if num_heads % kv_heads:
+        raise config.error("num_key_value_heads", f"is {kv_heads}, which does not divide {num_heads} heads")
+    return Heads(hidden, config.count("num_hidden_layers"), num_heads, kv_heads, head_dim)
+
+
+def grouped(h: Heads, window: int | None = None, **options: Any) -> Block:
+    """Grouped-query attention of these sizes; a window makes it sliding."""
+    options.setdefault("kind", "sliding")
+    return blocks.attention(h.hidden, h.heads, h.kv_heads, h.head_dim, window=window, **options)
+
+
+def uniform(block: Block, h: Heads, final_vector_values: int | None = None) -> Stack:
+    """The same layer all the way up."""
+    return Stack((block,) * h.layers, h.hidden if final_vector_values is None else final_vector_values)
+
+
+def equal_share(config: Config, hidden_size: int, num_heads: int) -> int:
+    """The head size of families that have no key for it."""
+    if hidden_size % num_heads:
+        raise config.error("hidden size", f"hidden size {hidden_size} is not a multiple of {num_heads} heads")
+    return hidden_size // num_heads
+
+
+def switched_windows(config: Config, num_layers: int) -> tuple[int | None, ...]:
+    """Qwen's windows, which `use_sliding_window` switches on; a window that is off may be written all the same."""
+    config.get("sliding_window")
+    return layer_windows(config, "qwen", num_layers)
+
+
+def sliding_windows(config: Config, kinds: list[str]) -> list[int | None]:
+    """The window of each layer, None for full attention; `kinds` are `layer_types` or what stands for them."""
+    if "sliding_attention" not in kinds:
+        config.get("sliding_window")
+        return [None] * len(kinds)
+    window = config.count("sliding_window")
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def periodic(num_layers: int, period: int, common: str, every: str) -> list[str]:
+    """Each `period`-th layer is `every`, the others `common`."""
+    return [every if (i + 1) % period == 0 else common for i in range(num_layers)]

@@ -1,0 +1,207 @@
+"""Mixtures of experts with ordinary attention: Mixtral, OLMoE, Qwen3-MoE, GLM-4.5, gpt-oss, Llama 4, MiniMax-M2,
+MiMo-V2-Flash, Granite MoE."""
+
+from __future__ import annotations
+
+from ridgeline.model import blocks
+from ridgeline.model.anatomy import Block
+from ridgeline.model.families.common import (
+    Config,
+    Family,
+    Heads,
+    Stack,
+    grouped,
+    heads,
+    sliding_windows,
+    switched_windows,
+    uniform,
+)
+
+
+def _active(config: Config, total: int, key: str = "num_experts_per_tok") -> int:
+    active = config.count(key)
+    if active > total:
+        raise config.error(key, f"is {active}, there are {total} experts")
+    return active
+
+
+def _mixtral(config: Config) -> Stack:
+    h = heads(config)
+    total = config.count("num_local_experts")
+    ffn = blocks.moe(h.hidden, config.count("intermediate_size"), total, _active(config, total))
+    return uniform(grouped(h, config.nullable("sliding_window")) + ffn + blocks.norms(2, h.hidden), h)
+
+
+def _granite_moe(config: Config) -> Stack:
+    h = heads(config)
+    total, bias = config.count("num_local_experts"), config.flag("attention_bias")
+    ffn = blocks.moe(h.hidden, config.count("intermediate_size"), total, _active(config, total))
+    return uniform(grouped(h, qkv_bias=bias, o_bias=bias) + ffn + blocks.norms(2, h.hidden), h)
+
+
+def _olmoe(config: Config) -> Stack:
+    h = heads(config)
+    total, bias = config.count("num_experts"), config.flag("attention_bias")
+    ffn = blocks.moe(h.hidden, config.count("intermediate_size"), total, _active(config, total))
+    attention = grouped(h, qkv_bias=bias, o_bias=bias, extra_values=(h.heads + h.kv_heads) * h.head_dim)
+    return uniform(attention + ffn + blocks.norms(2, h.hidden), h)
+
+
+def _qwen3_moe(config: Config) -> Stack:
+    h = heads(config, own_head_dim=True)
+    bias = config.flag("attention_bias")
+    ffns = sparse_ffns(config, h)
+    layers = [
+        grouped(h, window, qkv_bias=bias, o_bias=bias, extra_values=2 * h.head_dim) + ffn + blocks.norms(2, h.hidden)
+        for window, ffn in zip(switched_windows(config, h.layers), ffns, strict=True)
+    ]
+    return Stack(tuple(layers), h.hidden)
+
+
+def sparse_ffns(config: Config, h: Heads, *, shared: int = 0) -> list[Block]:
+    """Qwen's: experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`."""
+    step, dense_layers = config.count("decoder_sparse_step", 1), config.items("mlp_only_layers")
+    total = config.count("num_experts")
+    inner = config.count("moe_intermediate_size")
+    sparse = blocks.moe(h.hidden, inner, total, _active(config, total), shared=shared, shared_gate=shared > 0)
+    dense_size = config.get("intermediate_size")  # of the dense layers only
+    flags = [i not in dense_layers and (i + 1) % step == 0 for i in range(h.layers)]
+    if not all(flags) and dense_size is None:
+        raise config.error("intermediate_size", "is missing, and some layers are dense")
+    dense = Block() if all(flags) else blocks.mlp(h.hidden, config.count("intermediate_size"))
+    return [sparse if flag else dense for flag in flags]
+
+
+def leading_dense(config: Config, hidden: int, num_layers: int) -> list[Block]:
+    """DeepSeek's and GLM's: `first_k_dense_replace` dense layers, then experts with shared ones."""
+    total = config.count("n_routed_experts")
+    inner = config.count("moe_intermediate_size")
+    config.demand("moe_layer_freq", 1)
+    kinds = config.choices("mlp_layer_types", num_layers, ("dense", "sparse"))
+    if not kinds:
+        first = config.count("first_k_dense_replace", minimum=0)
+        kinds = ["dense" if i < first else "sparse" for i in range(num_layers)]
+    config.get("first_k_dense_replace")
+    shared = inner * (config.nullable("n_shared_experts") or 0)
+    bias = config.flag("mlp_bias")
+    dense = blocks.mlp(hidden, config.count("intermediate_size"), bias=bias)
+    sparse = blocks.moe(hidden, inner, total, _active(config, total), shared=shared, bias=bias)
+    return [dense if kind == "dense" else sparse for kind in kinds]
+
+
+def _glm4_moe(config: Config) -> Stack:
+    h = heads(config, own_head_dim=True)
+    extra = 2 * h.head_dim * config.required_flag("use_qk_norm")
+    attention = grouped(h, qkv_bias=config.required_flag("attention_bias"), extra_values=extra)
+    attention += blocks.norms(2, h.hidden)
+    return Stack(tuple(attention + ffn for ffn in leading_dense(config, h.hidden, h.layers)), h.hidden)
+
+
+def _minimax_m2(config: Config) -> Stack:
+    h = heads(config, own_head_dim=True)
+    config.demand("use_qk_norm", True)
+    config.demand("qk_norm_type", "per_layer")
+    config.demand("shared_intermediate_size", 0, None)
+    config.demand("attn_type_list", [1] * h.layers)
+    total = config.count("num_local_experts")
+    ffn = blocks.moe(h.hidden, config.count("intermediate_size"), total, _active(config, total))
+    attention = grouped(h, extra_values=(h.heads + h.kv_heads) * h.head_dim)
+    return uniform(attention + ffn + blocks.norms(2, h.hidden), h)
+
+
+def _gpt_oss(config: Config) -> Stack:
+    """Biases everywhere, and a learned attention sink per head."""
+    h = heads(config, own_head_dim=True)
+    bias, total = config.required_flag("attention_bias"), config.count("num_local_experts")
+    active = _active(config, total)
+    config.demand("experts_per_token", active)  # the same number under its older name
+    ffn = blocks.moe(
+        h.hidden, config.count("intermediate_size"), total, active, bias=True, router="mlp.router", router_bias=True
+    )
+    kinds = config.choices("layer_types", h.layers, ("sliding_attention", "full_attention"))
+    if not kinds:
+        raise config.error("layer_types", "is missing")
+    rest = ffn + blocks.norms(2, h.hidden)
+    windows = sliding_windows(config, kinds)
+    layers = [grouped(h, window, qkv_bias=bias, o_bias=bias, extra_values=h.heads) + rest for window in windows]
+    return Stack(tuple(layers), h.hidden)
+
+
+def _llama4(config: Config) -> Stack:
+    """Chunked attention, full in every fourth layer (the one without rotation); head norms have no weights."""
+    h = heads(config, own_head_dim=True)
+    step, total = config.count("interleave_moe_layer_step"), config.count("num_local_experts")
+    inner, bias = config.count("intermediate_size"), config.flag("attention_bias")
+    sparse = blocks.moe(h.hidden, inner, total, _active(config, total), router="feed_forward.router", shared=inner)
+    dense = blocks.mlp(h.hidden, config.count("intermediate_size_mlp"))
+    chunk = config.nullable("attention_chunk_size")
+    moe_layers = config.items("moe_layers") or range(step - 1, h.layers, step)
+    config.get("use_qk_norm")
+    layers = []
+    for i, rotates in enumerate(_rotated(config, h.layers)):
+        attention = grouped(h, chunk if rotates else None, kind="chunked", qkv_bias=bias, o_bias=bias)
+        layers.append(attention + (sparse if i in moe_layers else dense) + blocks.norms(2, h.hidden))
+    return Stack(tuple(layers), h.hidden)
+
+
+def _rotated(config: Config, num_layers: int) -> list[bool]:
+    kinds = config.choices("layer_types", num_layers, ("chunked_attention", "full_attention"))
+    if kinds:
+        return [kind == "chunked_attention" for kind in kinds]
+    flags = config.items("no_rope_layers")  # 1: with rotation, in spite of the name
+    if flags and len(flags) != num_layers:
+        raise config.error("no_rope_layers", f"has {len(flags)} entries for {num_layers} layers")
+    interval = config.count("no_rope_layer_interval", 4)
+    return [bool(f) for f in flags] or [(i + 1) % interval != 0 for i in range(num_layers)]
+
+
+def _mimo_v2(config: Config) -> Stack:
+    """Full and sliding layers have their own head counts and sizes; values are smaller than keys."""
+    full = heads(config, own_head_dim=True)
+    swa = Heads(
+        full.hidden,
+        full.layers,
+        config.count("swa_num_attention_heads"),
+        config.count("swa_num_key_value_heads"),
+        config.count("swa_head_dim"),
+    )
+    value_dims = config.count("v_head_dim"), config.count("swa_v_head_dim")
+    sinks = config.required_flag("add_full_attention_sink_bias"), config.required_flag("add_swa_attention_sink_bias")
+    window = config.count("sliding_window")
+    config.demand("sliding_window_size", window)
+    config.get("attention_chunk_size")  # not used by its attention
+    config.demand("attention_bias", False)
+    config.demand("n_shared_experts", None, 0)
+    total = config.count("n_routed_experts")
+    sparse = blocks.moe(full.hidden, config.count("moe_intermediate_size"), total, _active(config, total))
+    dense = blocks.mlp(full.hidden, config.count("intermediate_size"))
+    layers = []
+    for slides, routes in zip(
+        _bits(config, "hybrid_layer_pattern", full), _bits(config, "moe_layer_freq", full), strict=True
+    ):
+        h = swa if slides else full
+        attention = grouped(
+            h, window if slides else None, value_dim=value_dims[slides], extra_values=h.heads * sinks[slides]
+        )
+        layers.append(attention + (sparse if routes else dense) + blocks.norms(2, full.hidden))
+    return Stack(tuple(layers), full.hidden)
+
+
+def _bits(config: Config, key: str, h: Heads) -> list[int]:
+    bits = config.items(key)
+    if len(bits) != h.layers or any(bit not in (0, 1) for bit in bits):
+        raise config.error(key, f"must be {h.layers} of 0 and 1, has {len(bits)}")
+    return bits
+
+
+FAMILIES = {
+    "mixtral": Family(_mixtral, ("MixtralForCausalLM",)),
+    "granitemoe": Family(_granite_moe, ("GraniteMoeForCausalLM",)),
+    "olmoe": Family(_olmoe, ("OlmoeForCausalLM",)),
+    "qwen3_moe": Family(_qwen3_moe, ("Qwen3MoeForCausalLM",)),
+    "glm4_moe": Family(_glm4_moe, ("Glm4MoeForCausalLM",)),
+    "minimax_m2": Family(_minimax_m2, ("MiniMaxM2ForCausalLM",)),
+    "gpt_oss": Family(_gpt_oss, ("GptOssForCausalLM",)),
+    "llama4_text": Family(_llama4, ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), tied=False),
+    "mimo_v2_flash": Family(_mimo_v2, ("MiMoV2FlashForCausalLM",)),
+}
