@@ -21,6 +21,8 @@ class DenseFacts:
     ffn: int = 14336
     vocab: int = 128_000
     nominal_parameters: float | None = 8e9
+    stored_format: str = "bf16"
+    note: str | None = None
 
     @property
     def embedding_parameters(self):
@@ -51,6 +53,9 @@ class DenseFacts:
 
     def kv_bytes(self, context, kv_fmt="bf16"):
         return context * self.kv_bytes_per_token(kv_fmt)
+
+    def kv_read_bytes(self, context, kv_fmt="bf16"):
+        return self.kv_bytes(context, kv_fmt)
 
     def linear_flops(self, num_tokens, num_logit_rows):
         return 2.0 * (num_tokens * self.layers * self.layer_matrices + num_logit_rows * self.embedding_parameters)

@@ -50,6 +50,8 @@ def _app() -> typer.Typer:
     from ridgeline.cli.chat import chat
     from ridgeline.cli.generate import generate
     from ridgeline.cli.inspect import inspect
+    from ridgeline.cli.plan import plan
+    from ridgeline.cli.probe import probe
     from ridgeline.cli.serve import serve
 
     app = typer.Typer(
@@ -59,7 +61,7 @@ def _app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_common)
-    for command in (serve, generate, chat, inspect):
+    for command in (plan, probe, serve, generate, chat, inspect):
         app.command()(command)
     return app
 

@@ -49,6 +49,9 @@ class Plan:
     ridge_intensity: float | None
     decode_intensity: float
     prefill_intensity: float
+    compute_used_in_decode: float | None
+    output_to_input_ratio: float | None
+    decode_steps_per_prefill: float | None
     decode_binds: str | None
     prefill_binds: str | None
     ttft_floor_s: float | None
@@ -56,9 +59,11 @@ class Plan:
     tpot_floor_with_kv_s: float | None
     tpot_expected_s: tuple[float, float] | None
     decode_limit_tokens_per_s: float | None
+    decode_floor_s: float | None
     request_latency_floor_s: float | None
     batch_step_floor_s: float | None
     batch_throughput_tokens_per_s: float | None
+    speedup: float | None
     compute_bound_batch: int | None
     textbook: dict[str, Any]
     speculation: dict[str, Any] | None
@@ -109,6 +114,9 @@ def make_plan(
         ridge_intensity=roofline.ridge,
         decode_intensity=batch_step.intensity,
         prefill_intensity=prefill.intensity,
+        compute_used_in_decode=min(1.0, batch_step.intensity / roofline.ridge) if roofline.ridge else None,
+        output_to_input_ratio=tpot * question.uncached / ttft if tpot and ttft else None,
+        decode_steps_per_prefill=ttft / tpot if tpot and ttft else None,
         decode_binds=roofline.binds(batch_step),
         prefill_binds=roofline.binds(prefill),
         ttft_floor_s=ttft,
@@ -116,9 +124,11 @@ def make_plan(
         tpot_floor_with_kv_s=tpot_with_kv,
         tpot_expected_s=_expected(roofline, tpot_with_kv),
         decode_limit_tokens_per_s=1 / tpot if tpot else None,
+        decode_floor_s=decoding,
         request_latency_floor_s=None if ttft is None or decoding is None else ttft + decoding,
         batch_step_floor_s=batch_step_s,
         batch_throughput_tokens_per_s=question.batch / batch_step_s if batch_step_s else None,
+        speedup=question.batch * tpot / batch_step_s if tpot and batch_step_s else None,
         compute_bound_batch=roofline.compute_bound_batch(question.final_len),
         textbook=textbook(roofline, question),
         speculation=None if speculation is None else _speculation(speculation, roofline, question),

@@ -156,12 +156,13 @@ def thread_counts(cores: int) -> list[int]:
 
 
 def working_sets(cache_bytes: int, free_bytes: int, *, is_quick: bool) -> list[int]:
-    """Buffer sizes from 1 MiB, by factors of four (quick: of sixteen), to beyond the last-level cache."""
-    beyond = min(max(_SMALLEST_BEYOND, 4 * cache_bytes), free_bytes // 4)
+    """Buffer sizes from 1 MiB, by factors of two (quick: of sixteen), to beyond the last-level cache."""
+    beyond = max(_SMALLEST_BEYOND // 2, 2 * cache_bytes) if is_quick else max(_SMALLEST_BEYOND, 4 * cache_bytes)
+    beyond = min(beyond, free_bytes // 4)
     sizes, size = [], _MIB
     while size < beyond:
         sizes.append(size)
-        size *= 16 if is_quick else 4
+        size *= 16 if is_quick else 2
     return [*sizes, beyond]
 
 

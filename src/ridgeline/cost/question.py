@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ridgeline.errors import ConfigError
 
-_LARGEST_LEN = 1 << 40  # beyond this a length is a slip of the finger
+_LARGEST = 1 << 30  # beyond this a number is a slip of the finger
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Question:
             ("context", self.context_len),
             ("devices", self.devices),
         ):
-            if not 1 <= value <= _LARGEST_LEN:
-                raise ConfigError(f"--{name} is {value:,}", hint=f"it must be from 1 to {_LARGEST_LEN:,}")
+            if not 1 <= value <= _LARGEST:
+                raise ConfigError(f"--{name} is {value:,}", hint=f"it must be from 1 to {_LARGEST:,}")
         if not 0 <= self.cached < self.input_len:
             raise ConfigError(
                 f"--cached is {self.cached:,} of {self.input_len:,} prompt tokens",

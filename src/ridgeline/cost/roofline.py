@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ridgeline.cost.facts import ModelFacts
+from ridgeline.cost.facts import STORED, ModelFacts
 from ridgeline.cost.hardware import Hardware
 
 _LARGEST_BATCH = 1 << 20  # where the search for a batch gives up
@@ -43,8 +43,13 @@ class Roofline:
     kv_dtype: str
 
     @property
+    def format_name(self) -> str:
+        """`dtype`, and what `stored` stands for."""
+        return self.facts.stored_format if self.dtype == STORED else self.dtype
+
+    @property
     def compute(self) -> float | None:
-        return compute_rate(self.hardware, self.dtype)
+        return compute_rate(self.hardware, self.format_name)
 
     @property
     def bandwidth(self) -> float | None:
@@ -78,7 +83,7 @@ class Roofline:
         """One step that adds `tokens` tokens (more than 1: verifying drafts) to each of `batch` sequences, which then
         have `context` tokens. `context` 0: weights only."""
         num_tokens = batch * tokens
-        kv_bytes = batch * self.facts.kv_bytes(context, self.kv_dtype)
+        kv_bytes = batch * self.facts.kv_read_bytes(context, self.kv_dtype) if context else 0
         attention = batch * self.facts.attention_flops(context - tokens, context) if context else 0.0
         return Work(
             self.facts.decode_read_bytes(self.dtype, num_tokens) + kv_bytes,

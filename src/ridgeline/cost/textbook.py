@@ -40,13 +40,19 @@ def textbook(roofline: Roofline, question: Question) -> dict[str, Any]:
         "weight_bytes": round(weight_bytes),
         "ttft_s": ttft,
         "tpot_s": tpot,
+        "decode_s": None if tpot is None else question.output_len * tpot,
         "decode_tokens_per_s": decode_rate,
         "batch_step_s": step,
         "batch_tokens_per_s": rate,
         "speedup": None if rate is None or decode_rate is None else rate / decode_rate,
         "request_latency_s": latency,
+        "output_to_input_ratio": None if ttft is None or tpot is None else tpot * question.uncached / ttft,
+        "decode_steps_per_prefill": None if ttft is None or tpot is None else ttft / tpot,
+        "compute_used_in_decode": None
+        if roofline.ridge is None
+        else min(1.0, batch * flops / read_bytes / roofline.ridge),
         "prefill_intensity": flops * question.uncached / read_bytes,
-        "decode_intensity": flops / read_bytes,
+        "decode_intensity": batch * flops / read_bytes,
         "compute_bound_batch": _compute_bound_batch(roofline, read_bytes, flops),
         "memory_free_bytes": memory_free,
         "max_concurrent_requests": None if memory_free is None else max(0, memory_free // kv_bytes),
@@ -55,7 +61,7 @@ def textbook(roofline: Roofline, question: Question) -> dict[str, Any]:
 
 def _bytes_per_parameter(roofline: Roofline) -> float:
     try:
-        return weight_format(roofline.dtype).bits / 8
+        return weight_format(roofline.format_name).bits / 8
     except ConfigError:  # the formats of a file, which differ by tensor
         return roofline.facts.weight_bytes(roofline.dtype) / roofline.facts.parameters
 

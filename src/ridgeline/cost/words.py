@@ -39,9 +39,8 @@ def _what_binds(roofline: Roofline, question: Question) -> Iterator[str]:
     if prefill_s and step_s:
         input_token_s = prefill_s / question.uncached
         yield (
-            f"An output token takes as long as {step_s / input_token_s:,.0f} input tokens: "
-            f"{format_duration(step_s)} against {format_duration(input_token_s)}; "
-            f"one prefill is {prefill_s / step_s:,.1f} decode steps."
+            f"So an output token takes as long as {step_s / input_token_s:,.0f} input tokens: "
+            f"{format_duration(step_s)} against {format_duration(input_token_s)}."
         )
 
 
@@ -75,8 +74,10 @@ def assumptions(roofline: Roofline, question: Question) -> list[str]:
         lines.append("The read bandwidth is unknown.")
     if roofline.compute is None:
         lines.append("The compute is unknown: floors count reading alone.")
-    elif "any" not in hardware.compute and matmul_input(roofline.dtype) not in hardware.compute:
-        lines.append(f"No {matmul_input(roofline.dtype)} rate is known for {hardware.name}: its bf16 rate is taken.")
+    elif "any" not in hardware.compute and matmul_input(roofline.format_name) not in hardware.compute:
+        lines.append(
+            f"No {matmul_input(roofline.format_name)} rate is known for {hardware.name}: its bf16 rate is taken."
+        )
     if hardware.memory_bytes is None:
         lines.append("The memory is unknown (a CPU has what is installed): give --memory.")
     if hardware.devices > 1:
@@ -86,6 +87,8 @@ def assumptions(roofline: Roofline, question: Question) -> list[str]:
         )
     if hardware.confidence not in ("given", "datasheet"):
         lines.append(f"Figures of {hardware.name}: {hardware.confidence} ({hardware.source}).")
+    if roofline.facts.note:
+        lines.append(roofline.facts.note)
     if question.final_len > roofline.facts.max_context > 0:
         lines.append(f"{question.final_len:,} tokens are beyond the model's context of {roofline.facts.max_context:,}.")
     return lines

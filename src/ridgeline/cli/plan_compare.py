@@ -1,0 +1,153 @@
+"""`plan --compare A,B,...`: devices, models or formats side by side, ranked.
+
+What kind of things are compared follows from their names: all formats, all devices, or else all models (with MODEL
+itself). Devices are ranked by what a request costs where prices are given, else by what they sustain: with `--slo` the
+requests per second within it, without, the decode limit of the batch. Models and formats stay in the order given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli.output import print_json
+from ridgeline.cli.plan_input import choose_hardware
+from ridgeline.cost.facts import load_facts
+from ridgeline.cost.hardware import THIS, find_device
+from ridgeline.cost.plan import Plan
+from ridgeline.cost.this import THIS_GPU
+from ridgeline.errors import ConfigError
+from ridgeline.quant.formats import weight_format
+from ridgeline.units import format_duration
+
+if TYPE_CHECKING:
+    from ridgeline.cli.plan import Case
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    name: str
+    plan: Plan
+    service: dict[str, Any] | None
+
+    @property
+    def rate(self) -> float:
+        """What ranks without prices, higher is better."""
+        if self.service is not None:
+            return float(self.service["requests_per_s"] or 0.0)
+        return self.plan.batch_throughput_tokens_per_s or 0.0
+
+    @property
+    def dollars_per_million(self) -> float | None:
+        """Of output tokens."""
+        prices = self.service["prices"] if self.service is not None else self.plan.prices
+        return None if prices is None else float(prices["output_per_million"])
+
+
+def print_comparison(
+    base: Case, items: Sequence[str], hardware: str | None, given: dict[str, Any], prices: list[float], as_json: bool
+) -> None:
+    """Raises ConfigError for an item that is none of the kinds, or a list of prices that does not match."""
+    names = [item.strip() for item in items]
+    kind, cases = _cases(base, names, hardware, given, prices)
+    entries = [Entry(name, case.plan(), case.service()) for name, case in cases]
+    if kind == "hardware":
+        entries.sort(key=_rank)
+    if as_json:
+        print_json({"compared": kind, "ranked_by": _ranking(kind, entries), "plans": [_as_json(e) for e in entries]})
+    else:
+        _print_table(kind, entries)
+
+
+def _cases(
+    base: Case, names: list[str], hardware: str | None, given: dict[str, Any], prices: list[float]
+) -> tuple[str, list[tuple[str, Case]]]:
+    devices = base.question.devices
+    if _all(names, weight_format):
+        device = choose_hardware(hardware, devices=devices, **given)
+        return "format", [(n, dataclasses.replace(base, hardware=device, dtype=n.lower())) for n in names]
+    if _all(names, _check_device):
+        if len(prices) not in (0, 1, len(names)):
+            raise ConfigError(
+                f"{len(prices)} prices for {len(names)} devices", hint="give one for all, or one each, in their order"
+            )
+        each = prices if len(prices) == len(names) else prices * len(names)
+        cases = []
+        for index, name in enumerate(names):
+            price = each[index] * devices if each else None
+            device = choose_hardware(name, devices=devices, **given)
+            cases.append((name, dataclasses.replace(base, hardware=device, price_per_hour=price)))
+        return "hardware", cases
+    device = choose_hardware(hardware, devices=devices, **given)
+    models = [base.facts, *(load_facts(name) for name in names if name != base.facts.name)]
+    return "model", [(facts.name, dataclasses.replace(base, hardware=device, facts=facts)) for facts in models]
+
+
+def _all(names: list[str], check: Any) -> bool:
+    """Whether every name passes. An ambiguous device is an error of its own, not a model."""
+    try:
+        for name in names:
+            check(name)
+    except ConfigError as error:
+        if "ambiguous" in error.message:
+            raise
+        return False
+    return True
+
+
+def _check_device(name: str) -> None:
+    if name not in (THIS, THIS_GPU):
+        find_device(name)
+
+
+def _rank(entry: Entry) -> tuple[float, float]:
+    serves = entry.rate > 0
+    dollars = entry.dollars_per_million
+    return (dollars if dollars is not None and serves else float(not serves) * 1e18, -entry.rate)
+
+
+def _ranking(kind: str, entries: list[Entry]) -> str | None:
+    if kind != "hardware":
+        return None
+    if entries[0].dollars_per_million is not None:
+        return "dollars per million output tokens"
+    return "requests per second within the SLO" if entries[0].service else "output tokens per second of the batch"
+
+
+def _as_json(entry: Entry) -> dict[str, Any]:
+    return {"name": entry.name, **entry.plan.as_json(), "service": entry.service}
+
+
+def _print_table(kind: str, entries: list[Entry]) -> None:
+    table = Table(kind, "weights GB", "KV B/token", "requests", "TTFT", "TPOT with KV", "batch tokens/s", box=None)
+    has_service, has_prices = entries[0].service is not None, any(e.dollars_per_million is not None for e in entries)
+    if has_service:
+        for name in ("batch in SLO", "binds", "requests/s"):
+            table.add_column(name)
+    if has_prices:
+        table.add_column("$/M output")
+    for entry in entries:
+        plan, service = entry.plan, entry.service
+        cells = [
+            entry.name,
+            f"{plan.weight_bytes / 1e9:,.2f}",
+            f"{plan.kv_bytes_per_token:,}",
+            "-" if plan.max_concurrent_requests is None else f"{plan.max_concurrent_requests:,}",
+            "-" if plan.ttft_floor_s is None else format_duration(plan.ttft_floor_s),
+            "-" if plan.tpot_floor_with_kv_s is None else format_duration(plan.tpot_floor_with_kv_s),
+            "-" if plan.batch_throughput_tokens_per_s is None else f"{plan.batch_throughput_tokens_per_s:,.0f}",
+        ]
+        if service is not None:
+            cells += [f"{service['batch']:,}", service["binds"], f"{service['requests_per_s'] or 0:,.2f}"]
+        if has_prices:
+            cells.append("-" if entry.dollars_per_million is None else f"{entry.dollars_per_million:,.3f}")
+        table.add_row(*cells)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table)
+    ranking = _ranking(kind, entries)
+    if ranking:
+        console.print(f"ranked by {ranking}")
