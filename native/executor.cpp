@@ -13,7 +13,6 @@ namespace {
 constexpr int kLogitRows = 64;      // logit rows that stand in memory at once
 constexpr int kRowsPerTask = 96;    // of a matrix product: a multiple of every register block
 constexpr int kBlocksPerTask = 4;
-constexpr int kQueryRowsPerTask = 16;
 
 int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 int ceil_div(int n, int d) { return (n + d - 1) / d; }
@@ -248,9 +247,11 @@ void Executor::copy_plan(const Step& s) {
 void Executor::list_attention_tasks() {
   attention_tasks_.clear();
   for (int i = 0; i + 1 < static_cast<int>(query_start_.size()); ++i)
-    for (int row = query_start_[i]; row < query_start_[i + 1]; row += kQueryRowsPerTask)
-      for (int head = 0; head < shape_.num_kv_heads; ++head)
-        attention_tasks_.push_back({i, head, row, std::min(row + kQueryRowsPerTask, query_start_[i + 1])});
+    for (int row = query_start_[i], end; row < query_start_[i + 1]; row = end) {
+      // rows of one page see the same pages, as tiles want it
+      end = std::min(row + kPageSize - positions_[row] % kPageSize, query_start_[i + 1]);
+      for (int head = 0; head < shape_.num_kv_heads; ++head) attention_tasks_.push_back({i, head, row, end});
+    }
   // the longest contexts first, so that none is left over for the end
   std::stable_sort(attention_tasks_.begin(), attention_tasks_.end(), [&](const auto& a, const auto& b) {
     return positions_[a.row_end - 1] > positions_[b.row_end - 1];
@@ -264,9 +265,10 @@ void Executor::submit(const Step& step) {
   const size_t loops = 1 + ops_.size() * (1 + logit_blocks) + logit_blocks;
   if (counters_.size() < loops) counters_ = std::vector<std::atomic<int>>(loops);
   for (auto& c : counters_) c.store(0, std::memory_order_relaxed);
+  op_seconds_.resize(ops_.size());
   under_way_ = true;
   started_s_ = now_s();
-  pool_.start([this](int) { run(); });
+  pool_.start([this](int thread) { run(thread); });
 }
 
 const StepResult& Executor::wait() {
@@ -298,15 +300,20 @@ class Executor::Shares {
   size_t loop_ = 0;
 };
 
-void Executor::run() {
+void Executor::run(int thread) {
   Shares shares(*this);
+  const auto run_timed = [&](size_t op, int rows, int first_logit_row) {
+    const double start = profiling_ && thread == 0 ? now_s() : 0;
+    run_op(shares, ops_[op], rows, first_logit_row);
+    if (profiling_ && thread == 0) op_seconds_[op] += now_s() - start;
+  };
   const int rows = static_cast<int>(token_ids_.size()), logit_rows = static_cast<int>(logit_rows_.size());
   prepare_rotations(shares);
   size_t op = 0;
-  for (; op < ops_.size() && ops_[op].kind != Kind::kGather; ++op) run_op(shares, ops_[op], rows, 0);
+  for (; op < ops_.size() && ops_[op].kind != Kind::kGather; ++op) run_timed(op, rows, 0);
   for (int first = 0; first < logit_rows; first += kLogitRows) {
     const int block = std::min(kLogitRows, logit_rows - first);
-    for (size_t i = op; i < ops_.size(); ++i) run_op(shares, ops_[i], block, first);
+    for (size_t i = op; i < ops_.size(); ++i) run_timed(i, block, first);
     report_rows(shares, ops_.back(), block, first);
   }
   finished_s_ = now_s();

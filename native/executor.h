@@ -80,6 +80,10 @@ class Executor {
   void submit(const Step& step);  // checks the step: std::invalid_argument names what is out of range
   const StepResult& wait();
 
+  // Where the time goes: seconds per op of the program, summed over steps; waiting for the slowest thread included.
+  void profile(bool on) { profiling_ = on; }
+  std::vector<double> op_seconds() const { return op_seconds_; }
+
   int vocab() const { return shape_.vocab; }
   const char* isa() const { return kernels_.name; }
   size_t weight_bytes() const;
@@ -115,7 +119,7 @@ class Executor {
   void check(const Step& step) const;
   void copy_plan(const Step& step);
   void list_attention_tasks();
-  void run();
+  void run(int thread);
   void run_op(Shares& shares, const Op& op, int rows, int first_logit_row);
   void prepare_rotations(Shares& shares);
   void embed(Shares& shares, const Op& op, int rows);
@@ -153,6 +157,9 @@ class Executor {
   bool under_way_ = false;
   double started_s_ = 0;
   std::atomic<double> finished_s_{0};
+
+  bool profiling_ = false;
+  std::vector<double> op_seconds_;  // [ops], written by thread 0
 
   std::vector<std::atomic<int>> counters_;  // one per shared loop of a step, reset while the pool rests
   ThreadPool pool_;                         // last: its threads use everything above

@@ -4,8 +4,10 @@
 #define RIDGELINE_ISA amx
 #define RIDGELINE_ISA_NAME "amx"
 #define RIDGELINE_MATMUL_BF16 matmul_by_tiles
+#define RIDGELINE_ATTEND_BF16 attend_by_tiles
 #include "vec_avx512.h"
 // after Vec
+#include "attention_amx.h"
 #include "matmul_amx.h"
 // after both
 #include "kernels_table.h"

@@ -27,12 +27,6 @@ static inline Vec exp(Vec x) {
   return zero_where_less(mul(p, pow2_from_magic(t)), x, low);
 }
 
-static inline float exp_scalar(float x) {
-  float lanes[16];
-  store(lanes, exp(broadcast(x)));
-  return lanes[0];
-}
-
 static float log_sum_exp(const float* x, int count, float max_value) {
   Vec sum = zero();
   for (int i = 0; i < count; i += kLanes) sum = add(sum, exp(sub(load(x + i), broadcast(max_value))));
@@ -95,6 +89,13 @@ static inline uint16_t bf16_bits(float x) {
   std::memcpy(&b, &x, 4);
   if (x != x) return 0x7FC0;
   return static_cast<uint16_t>((b + 0x7FFFu + ((b >> 16) & 1u)) >> 16);
+}
+
+static inline float from_bf16_bits(uint16_t bits) {
+  const uint32_t b = static_cast<uint32_t>(bits) << 16;
+  float x;
+  std::memcpy(&x, &b, 4);
+  return x;
 }
 
 // How one element type lies in pages; `kStep` values of the reduced dimension stand together.

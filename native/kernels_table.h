@@ -6,13 +6,14 @@
 
 #ifndef RIDGELINE_MATMUL_BF16
 #define RIDGELINE_MATMUL_BF16 matmul<Bf16Product>
+#define RIDGELINE_ATTEND_BF16 attend<Bf16Attention>
 #endif
 
 namespace ridgeline::RIDGELINE_ISA {
 
 static const Kernels kTable = {
     RIDGELINE_ISA_NAME,    matmul<F32Product>,   RIDGELINE_MATMUL_BF16, norm,       rope<PagesF32>,
-    rope<PagesBf16>,       attend<F32Attention>, attend<Bf16Attention>, log_sum_exp,
+    rope<PagesBf16>,       attend<F32Attention>, RIDGELINE_ATTEND_BF16, log_sum_exp,
 };
 
 }  // namespace ridgeline::RIDGELINE_ISA

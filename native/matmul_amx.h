@@ -6,32 +6,24 @@
 #pragma once
 #include <immintrin.h>
 
+#include <initializer_list>
+
 #include "kernels_matmul.h"
+#include "tiles_amx.h"
 
 namespace ridgeline::RIDGELINE_ISA {
 
-constexpr int kTileRows = 16;
 constexpr int kTileElements = kTileRows * kBf16Tile;  // of bf16
 constexpr int kPrefetchTiles = 4;                     // how far ahead weights are asked for
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
 
 // Tiles 0..3 accumulate (rows x block: 00 01 10 11), 4 and 5 hold inputs, 6 and 7 weights.
 static inline void configure_tiles(int upper_rows, int lower_rows) {
   TileConfig config;
-  const int rows[8] = {upper_rows, upper_rows, lower_rows, lower_rows, upper_rows, lower_rows, kTileRows, kTileRows};
-  for (int tile = 0; tile < 8; ++tile) {
-    config.rows[tile] = static_cast<uint8_t>(rows[tile] ? rows[tile] : 1);
-    config.row_bytes[tile] = 64;
-  }
-  asm volatile("" : : "r"(&config) : "memory");  // gcc 12's _tile_loadconfig declares 8 of the 64 bytes as its input
-  _tile_loadconfig(&config);
+  for (int tile : {0, 1, 4}) config.set(tile, upper_rows, 64);
+  if (lower_rows > 0)
+    for (int tile : {2, 3, 5}) config.set(tile, lower_rows, 64);
+  for (int tile : {6, 7}) config.set(tile, kTileRows, 64);
+  config.load();
 }
 
 static inline void prefetch_tile(const uint16_t* weights) {

@@ -10,6 +10,7 @@
 #include "cpu.h"
 #include "executor.h"
 #include "kernel_tests.h"
+#include "throughput.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -174,6 +175,8 @@ void bind_executor(nb::module_& m) {
                                    copied(r->top_logprobs, {rows, kMaxTopLogprobs}), copied(r->finite, {rows}), logits,
                                    r->duration_s);
            })
+      .def("profile", &Executor::profile, "on"_a)
+      .def_prop_ro("op_seconds", &Executor::op_seconds)
       .def_prop_ro("page_bytes", &Executor::page_bytes)
       .def_prop_ro("isa", &Executor::isa)
       .def_prop_ro("weight_bytes", &Executor::weight_bytes)
@@ -191,4 +194,12 @@ NB_MODULE(_native, m) {
   m.def("isa", [] { return std::string(ridgeline::choose_kernels().name); }, "The ISA path of this process.");
   m.def("read_bandwidth", &ridgeline::read_bandwidth, "num_bytes"_a, "threads"_a, "seconds"_a,
         nb::call_guard<nb::gil_scoped_release>(), "Bytes per second that `threads` threads read from `num_bytes`.");
+  m.def(
+      "matmul_flops",
+      [](const std::string& dtype, int rows, int inner, int outputs, int threads, double seconds) {
+        return ridgeline::matmul_throughput(ridgeline::choose_kernels(), ridgeline::parse_format(dtype), rows, inner,
+                                            outputs, threads, seconds);
+      },
+      "dtype"_a, "rows"_a, "inner"_a, "outputs"_a, "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "Floating-point operations per second of `rows` rows by a matrix [outputs, inner], by our own kernels.");
 }
