@@ -49,10 +49,10 @@ def memory(tier: DiskTier) -> PageMemory:
     return tier._memory  # type: ignore[return-value]
 
 
-def store(tier: DiskTier, namespace: str = "", token_ids: list[int] = TOKENS, ttl_s: float | None = None) -> None:
+def store(tier: DiskTier, namespace: str = "", token_ids: list[int] = TOKENS, **options: object) -> None:
     for index in range(len(token_ids) // PAGE_SIZE):
         memory(tier).fill(1, namespace, token_ids, index)
-        tier.store(namespace, token_ids, index, 1, ttl_s)
+        tier.store(namespace, token_ids, index, 1, **options)  # type: ignore[arg-type]
 
 
 def num_loadable(tier: DiskTier, namespace: str = "", token_ids: list[int] = TOKENS) -> int:
@@ -191,6 +191,13 @@ def test_a_full_queue_drops(opened: Open) -> None:
         store(tier)
         assert tier.stats().num_dropped == 3
     assert num_loadable(tier) == 1
+
+
+def test_at_shutdown_a_full_queue_waits(opened: Open) -> None:
+    tier = opened(max_pending_bytes=PAGE_BYTES, write_bytes_per_s=1.0)
+    store(tier, wait=True)
+    assert tier.stats().num_dropped == 0
+    assert num_loadable(tier) == 4
 
 
 def test_a_disk_that_refuses_is_a_count(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,9 +52,10 @@ def engines() -> st.SearchStrategy[Engine]:
         share=st.floats(0, 1),
         is_auto=st.booleans(),
         scheduler=st.sampled_from(["continuous", "continuous", "static"]),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "longest-prefix"]),
         admission=st.sampled_from(["reserve", "optimistic"]),
         kv_cache=st.sampled_from([True, True, False]),
+        prefix_cache=st.sampled_from([True, True, False]),
     )
 
 
@@ -106,7 +107,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.engine._cache.check(self.engine._scheduler.running)
         stats = self.engine.stats()
-        assert stats.num_pages_free + stats.num_pages_held == stats.num_pages
+        assert stats.num_pages_free + stats.num_pages_held + stats.num_pages_cached == stats.num_pages
         unfinished = [r for r, _ in self.runs if r.status is not Status.FINISHED]
         assert stats.num_running + stats.num_waiting == len(unfinished)
         slots = [r.sampler_slot for r in self.engine._scheduler.running]

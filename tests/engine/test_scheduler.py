@@ -107,7 +107,7 @@ def test_pages_admit_97_requests_where_contiguous_reservations_admit_7() -> None
     stats = engine.stats()
     assert stats.num_preemptions == 0
     assert stats.finished["length"] == 98
-    assert stats.num_pages_free == num_pages
+    assert stats.num_pages_held == 0
 
 
 def test_decodes_come_first_and_prefill_fills_the_budget() -> None:

@@ -86,5 +86,7 @@ def _check_content(request: Request, limits: Limits) -> None:
             raise RequestError(
                 f"the prompt holds token id {token_id}, this model's ids are 0 to {last}", param="prompt"
             )
+    if request.cache_ttl_s is not None and not request.cache_ttl_s > 0:
+        raise RequestError(f"cache_ttl is {request.cache_ttl_s}, it must be above 0", param="cache_ttl")
     if request.params.stop and not limits.has_tokenizer:
         raise RequestError("stop strings need a tokenizer, and this model has none", param="stop")

@@ -12,10 +12,13 @@ nothing of that reaches others or stops the loop.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from ridgeline.config import EngineConfig
 from ridgeline.engine.admission import Limits, check_config, check_request
@@ -26,13 +29,18 @@ from ridgeline.engine.outcome import Outcome, row_logprob, token_outcome
 from ridgeline.engine.pages import PagePool
 from ridgeline.engine.params import checked
 from ridgeline.engine.plan import Executor, StepPlan, StepResult
+from ridgeline.engine.reports import MissReport, TreeNode
 from ridgeline.engine.request import FinishReason, Request, Status, TokenLogprob
 from ridgeline.engine.scheduler import Chunk, Scheduler
 from ridgeline.engine.stats import Counters, EngineStats, snapshot
+from ridgeline.engine.tier import Tier, TierStats
 from ridgeline.errors import ExecutionError, OverloadedError, RidgelineError
 
+_Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
 
+ANSWER_WITHIN_S = 30.0  # how long a question about the cache waits for the step under way
+CHECK_EVERY_S = 10.0  # an idle engine checks its books, which takes milliseconds on a large pool, at most so often
 ABORT_GRACE_S = 5.0  # how long `shutdown` waits for the step under way, after it has aborted what was left
 
 
@@ -46,11 +54,13 @@ class Engine:
         config: EngineConfig,
         *,
         context_len: int,
+        tier: Tier | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_config(config, max_step_tokens=executor.max_step_tokens, num_sampler_slots=executor.num_sampler_slots)
         pool = PagePool(executor.num_pages)
         self._executor = executor
+        self._tier = tier
         self._config = config
         self._clock = clock
         self._eos_ids = frozenset[int]() if tokenizer is None else frozenset(tokenizer.eos_token_ids)
@@ -60,17 +70,27 @@ class Engine:
             vocab_size=executor.vocab_size,
             has_tokenizer=tokenizer is not None,
         )
-        self._cache = Cache(pool, executor.page_size)
+        self._cache = Cache(
+            pool,
+            executor.page_size,
+            arithmetic_id=executor.arithmetic_id,
+            prefix_cache=config.prefix_cache and config.kv_cache,
+            prefix_ttl_s=config.prefix_ttl_s,
+            tier=tier,
+            clock=clock,
+        )
         self._scheduler = Scheduler(config, self._cache, max_step_tokens=executor.max_step_tokens)
         self._delivery = Delivery(tokenizer, self._on_end)
         self._counters = Counters()
         self._thread: threading.Thread | None = None
         self._progress_s = clock()  # when a step last finished, or work came to an idle engine
+        self._checked_s = -math.inf  # when the books were last checked
 
         self._changed = threading.Condition()  # guards the fields below
         self._requests: dict[str, Request] = {}  # accepted, and not ended
         self._submitted: list[Request] = []
         self._aborted: list[str] = []
+        self._questions: list[tuple[Callable[[], Any], Future[Any]]] = []  # what other threads ask of the cache
         self._num_submitted = 0
         self._closing = False  # nothing is accepted any more
         self._stopping = False  # the thread is to end
@@ -117,6 +137,26 @@ class Engine:
     def stats(self) -> EngineStats:
         return snapshot(self._counters, self._scheduler, num_submitted=len(self._submitted), now=self._clock())
 
+    def cache_namespace(self, cache_salt: str = "") -> str:
+        """The part of the prefix cache that requests with this salt share."""
+        return self._cache.namespace(cache_salt)
+
+    def cache_tree(self) -> list[TreeNode]:
+        """What the prefix cache holds, one entry per namespace."""
+        return self._ask(self._cache.snapshot)
+
+    def tier_stats(self) -> TierStats | None:
+        """Of the tier below memory, if there is one."""
+        return None if self._tier is None else self._tier.stats()
+
+    def flush_cache(self, namespace: str | None = None) -> int:
+        """Forgets cached prefixes that no running request uses, of one namespace or of all; how many pages."""
+        return self._ask(lambda: self._cache.flush(namespace))
+
+    def nearest_prefix(self, namespace: str, token_ids: Sequence[int]) -> MissReport:
+        """What `namespace` holds that comes nearest to a prompt."""
+        return self._ask(lambda: self._cache.nearest(namespace, token_ids))
+
     def is_stuck(self) -> bool:
         """Whether work waits and no step has finished for `stuck_after_s`."""
         return bool(self._requests) and self._clock() - self._progress_s > self._config.stuck_after_s
@@ -144,6 +184,18 @@ class Engine:
             self._thread.join(ABORT_GRACE_S)
             if self._thread.is_alive():
                 _log.error("the executor has not come back from a step; %d requests are lost", len(self._requests))
+                return
+        self._cache.close()
+
+    def _ask(self, question: Callable[[], _Answer]) -> _Answer:
+        """Answered by the thread that steps, between two steps. Raises TimeoutError when none ends in time."""
+        if self._thread is None or not self._thread.is_alive():
+            return question()
+        answer: Future[_Answer] = Future()
+        with self._changed:
+            self._questions.append((question, answer))
+            self._changed.notify_all()
+        return answer.result(ANSWER_WITHIN_S)
 
     def _check_queue(self) -> None:
         num_running = len(self._scheduler.running)
@@ -170,11 +222,13 @@ class Engine:
         """Runs one step on the caller's thread. False: there was nothing to compute."""
         start_s = self._clock()
         self._take_messages(start_s)
+        self._cache.expire()
         chunks = self._scheduler.schedule(start_s)
         if not chunks:
             self._delivery.flush()
-            if not self._requests:
+            if not self._requests and start_s - self._checked_s >= CHECK_EVERY_S:
                 self._cache.check(self._scheduler.running)
+                self._checked_s = start_s
             return False
         plan, rows = build_plan(chunks, self._executor.page_size, self._eos_ids)
         num_places = self._scheduler.num_places  # a stop string may end a request while the step computes
@@ -195,7 +249,7 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._requests or self._stopping)
+                self._changed.wait_for(lambda: self._requests or self._questions or self._stopping)
                 if self._stopping:
                     return
             try:
@@ -209,7 +263,7 @@ class Engine:
         if self.step():
             return
         with self._changed:
-            if not self._requests or self._submitted or self._aborted:
+            if not self._requests or self._submitted or self._aborted or self._questions:
                 return
             next_start_s = self._scheduler.next_start_s()
             if next_start_s is None:
@@ -230,6 +284,9 @@ class Engine:
         with self._changed:
             submitted, self._submitted = self._submitted, []
             aborted, self._aborted = self._aborted, []
+            questions, self._questions = self._questions, []
+        for question, answer in questions:
+            answer.set_result(question())
         for request in submitted:
             self._scheduler.add(request)
         for request_id in aborted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ridgeline.config import Admission, EngineConfig, Policy
 from ridgeline.cost.memory import pages_needed
@@ -15,6 +15,22 @@ def rank(request: Request, policy: Policy) -> tuple[int, int]:
     A preempted request keeps its rank, and so returns to the queue ahead of all that came later.
     """
     return (request.priority if policy == "priority" else 0, request.arrival)
+
+
+MAX_OVERTAKEN = 32  # longest-prefix: later requests that may be started before one that waits
+
+
+def start_order(waiting: Sequence[Request], policy: Policy, num_hit_tokens: Callable[[Request], int]) -> list[Request]:
+    """Waiting requests, given by rank, in the order in which they should be started.
+
+    longest-prefix: those whose prompts the cache holds the furthest first, before what they need is evicted. Who was
+    preempted, or overtaken as often as may be, goes by arrival ahead of them.
+    """
+    if policy != "longest-prefix":
+        return list(waiting)
+    due = [r for r in waiting if r.num_overtaken >= MAX_OVERTAKEN or r.timeline.num_preemptions > 0]
+    others = [r for r in waiting if r not in due]
+    return due + sorted(others, key=num_hit_tokens, reverse=True)  # stable: arrival decides among equals
 
 
 def outranks(waiting: Request, running: Request, policy: Policy) -> bool:

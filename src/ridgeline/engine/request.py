@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ridgeline.engine.radix import TOKEN_BYTES, encode
 from ridgeline.errors import RidgelineError
 
 if TYPE_CHECKING:
-    from ridgeline.engine.cache import MissReport
+    from ridgeline.engine.reports import MissReport
 
 
 class FinishReason(enum.StrEnum):
@@ -154,13 +155,20 @@ class Request:
     seed: int = 0
     output_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
-    num_cached_tokens: int = 0
+    num_cached_tokens: int = 0  # this and the next three: of the prompt, as in RequestMetrics
+    num_loaded_tokens: int = 0
+    num_created_cache_tokens: int = 0
+    num_expired_tokens: int = 0
+    num_seen_pages: int = 0  # whole pages of the prompt that it has had, maybe before a preemption
+    num_overtaken: int = 0  # times that a later one was started before it
+    cache_miss: MissReport | None = None
     pages: list[int] = field(default_factory=list)
     sampler_slot: int | None = None  # while running
     needs_setup: bool = False  # its sampler slot has to be filled with the next step
     last_turn: int = 0  # when it last had a share of a step; the scheduler counts shares
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the positions scored so far, when asked for
     timeline: Timeline = field(default_factory=Timeline)
+    _prompt_bytes: bytes = b""  # filled when first asked for
 
     @property
     def num_tokens(self) -> int:
@@ -183,6 +191,32 @@ class Request:
             return self.output_ids[start - split : stop - split]
         return self.prompt_ids[start:stop] + self.output_ids[: max(0, stop - split)]
 
+    def token_bytes(self, start: int, stop: int) -> bytes:
+        """Token ids at positions [start, stop) as the prefix tree compares them."""
+        if not self._prompt_bytes:
+            self._prompt_bytes = encode(self.prompt_ids)
+        split = len(self.prompt_ids)
+        prompt = self._prompt_bytes[start * TOKEN_BYTES : stop * TOKEN_BYTES]
+        return prompt if stop <= split else prompt + encode(self.tokens(max(start, split), stop))
+
+    @property
+    def max_hit_tokens(self) -> int:
+        """Tokens whose K and V need not be computed: all before the first position whose logits are wanted."""
+        num_scored = len(self.prompt_logprobs)
+        if self.params.prompt_logprobs is not None and num_scored < len(self.prompt_ids):
+            return max(0, num_scored - 1)
+        return self.num_tokens - 1
+
+    def count_pages(self, start: int, end: int, page_size: int) -> int:
+        """Tokens in those of the pages [start, end) that are all prompt, and that the request has for the first time.
+
+        So a token of the prompt is counted once, as it first came: by the cache, from the tier below, or computed.
+        """
+        num_whole = min(end, len(self.prompt_ids) // page_size)
+        num_new = max(0, num_whole - max(start, self.num_seen_pages))
+        self.num_seen_pages = max(self.num_seen_pages, num_whole)
+        return num_new * page_size
+
     def metrics(self, end_s: float) -> RequestMetrics:
         """Where the time until `end_s` went. What never came takes no time, so that the parts sum to the whole."""
         times = self.timeline
@@ -204,4 +238,8 @@ class Request:
             tpot_s=tpot_s,
             num_preemptions=times.num_preemptions,
             kv_wait_s=times.kv_wait_s + (0.0 if times.preempted_s is None else end_s - times.preempted_s),
+            num_loaded_tokens=self.num_loaded_tokens,
+            num_created_cache_tokens=self.num_created_cache_tokens,
+            num_expired_tokens=self.num_expired_tokens,
+            cache_miss=self.cache_miss,
         )

@@ -4,8 +4,8 @@ There are no phases. A request has tokens, of which `num_computed_tokens` are in
 out so that the second number catches up with the first: running requests first (those that need one token, then
 those that prefill), then waiting ones. Chunked prefill, decode and coming back after preemption are that one rule.
 
-When a running request's next token needs a page and none is free, the lowest-ranked running request gives its pages
-back and returns to the queue; its tokens are computed again when it comes back (preemption by recompute).
+When a running request's next token needs a page and none can be had, the lowest-ranked running request gives its pages
+back and returns to the queue. When it comes back, it takes up what the cache still has of it and recomputes the rest.
 
 Invariant 3: tokens in a step <= budget; while budget is left, every running request advances or is preempted.
 Everything here runs on the engine's thread.
@@ -14,11 +14,12 @@ Everything here runs on the engine's thread.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ridgeline.config import EngineConfig
 from ridgeline.engine.cache import Cache
-from ridgeline.engine.policy import PrefillPacer, outranks, rank, reserved_pages
+from ridgeline.engine.policy import PrefillPacer, outranks, rank, reserved_pages, start_order
 from ridgeline.engine.request import Request, Status
 
 
@@ -103,6 +104,8 @@ class Scheduler:
         """Gives a running request what it needs and the budget allows; frees pages by preemption when they lack."""
         if step.room == 0 or request.status is not Status.RUNNING:  # it may have been preempted in this step
             return
+        if request.num_remaining_tokens > 1:
+            request.num_computed_tokens = self.cache.acquire(request)
         count = min(step.room, request.num_remaining_tokens)
         while not self.cache.extend(request, request.num_computed_tokens + count):
             victim = max(self.running, key=self._rank)
@@ -130,13 +133,24 @@ class Scheduler:
         request.sampler_slot = None
 
     def _start_waiting(self, step: _Step, now: float) -> None:
-        """Continuous batching: starts requests in the order of the queue, none past one that has to wait."""
-        while self.waiting and step.room > 0:
-            request = self.waiting[0]
+        """Continuous batching: starts requests in the order of the queue, none past one that lacks a place or pages.
+
+        A request whose prefix a running prefill is computing is passed over until that has published what they share.
+        """
+        if len(self.running) == self._config.max_requests and self._config.policy != "priority":
+            return
+        for request in self._start_order():
+            if step.room == 0:
+                break
+            if self.cache.is_being_computed(request, self.running):
+                continue
             if not self._fits(request) and not self._make_room(request, step, now):
                 break
             self._start(request, now)
             self._schedule_one(request, step, now)
+
+    def _start_order(self) -> list[Request]:
+        return start_order(self.waiting, self._config.policy, self.cache.num_hit_tokens)
 
     def _start_batch(self, step: _Step, now: float) -> None:
         """Static batching: a batch starts when it is full or due, and the next one when its last request has ended."""
@@ -156,7 +170,7 @@ class Scheduler:
         """The head of the queue, as far as places and the pages of the requests' final lengths go."""
         batch: list[Request] = []
         available = self.cache.num_available
-        for request in self.waiting[: self._config.max_requests]:
+        for request in self._start_order()[: self._config.max_requests]:
             available -= self.cache.pages_needed(request.final_len)
             if available < 0:
                 break
@@ -165,29 +179,39 @@ class Scheduler:
 
     def _start(self, request: Request, now: float) -> None:
         self.waiting.remove(request)
+        for other in self.waiting:
+            other.num_overtaken += other.arrival < request.arrival
         self.running.append(request)
         request.status = Status.RUNNING
         request.sampler_slot = self._free_slots.pop()
         request.needs_setup = True
-        request.num_computed_tokens = request.num_cached_tokens = self.cache.acquire(request)
+        request.num_computed_tokens = self.cache.acquire(request)
         request.timeline.on_scheduled(now)
 
     def _fits(self, request: Request) -> bool:
         """A place is free, and the pages set aside for it are, beside those set aside for the running ones."""
-        return len(self.running) < self._config.max_requests and self._missing_pages(request) <= self._spare_pages()
+        has_place = len(self.running) < self._config.max_requests
+        return has_place and self._num_wanted_pages(request) <= self._num_spare_pages()
 
-    def _missing_pages(self, request: Request) -> int:
-        reserved = reserved_pages(request, self._config.admission, self.cache.page_size)
-        return max(0, reserved - len(request.pages))
+    def _num_reserved_pages(self, request: Request) -> int:
+        return reserved_pages(request, self._config.admission, self.cache.page_size)
 
-    def _spare_pages(self) -> int:
-        return self.cache.num_available - sum(self._missing_pages(r) for r in self.running)
+    def _num_wanted_pages(self, request: Request, leaving: Collection[Request] = ()) -> int:
+        """Available pages that starting a request takes: all of its own but those that others hold too."""
+        return self._num_reserved_pages(request) - self.cache.num_shared_pages(request, leaving)
+
+    def _num_missing_pages(self, running: Request) -> int:
+        """Pages that are set aside for a running request, and that it has not got yet."""
+        return max(0, self._num_reserved_pages(running) - len(running.pages))
+
+    def _num_spare_pages(self) -> int:
+        return self.cache.num_available - sum(self._num_missing_pages(r) for r in self.running)
 
     def _make_room(self, request: Request, step: _Step, now: float) -> bool:
         """Preempts less important requests until `request` fits, if that is enough; no more of them than needed."""
         lesser = [r for r in self.running if outranks(request, r, self._config.policy)]
-        won_pages = sum(len(r.pages) + self._missing_pages(r) for r in lesser)
-        if not lesser or self._missing_pages(request) > self._spare_pages() + won_pages:
+        won = self.cache.num_freed_pages(lesser) + sum(self._num_missing_pages(r) for r in lesser)
+        if not lesser or self._num_wanted_pages(request, lesser) > self._num_spare_pages() + won:
             return False
         for victim in sorted(lesser, key=self._rank, reverse=True):
             self._preempt(victim, step, now)

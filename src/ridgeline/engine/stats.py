@@ -19,11 +19,15 @@ class EngineStats:
     num_waiting: int  # preempted ones too
     num_pages: int  # the null page left out
     num_pages_free: int
-    num_pages_held: int
+    num_pages_held: int  # by running requests, shared ones once
+    num_pages_cached: int  # kept for later requests; handed out when space is needed
     num_steps: int
     num_failed_steps: int
     num_preemptions: int
-    num_prompt_tokens: int  # of requests that got as far as their first token
+    num_prompt_tokens: int  # of requests that got as far as their first token; computed + cached + loaded, each once
+    num_prompt_tokens_computed: int
+    num_prompt_tokens_cached: int  # found in memory
+    num_prompt_tokens_loaded: int  # found in the tier below
     num_output_tokens: int
     last_step_tokens: int
     last_step_s: float
@@ -32,6 +36,8 @@ class EngineStats:
     slots_used: int  # tokens sampled
     slots_total: int  # places in the batch that could have sampled one
     finished: dict[str, int]  # by finish reason
+    num_pages_published: int  # put into the prefix cache
+    pages_removed: dict[str, int]  # from the prefix cache, by reason: space, expired, flushed
 
     @property
     def page_use(self) -> float:
@@ -46,6 +52,8 @@ class Counters:
     num_steps: int = 0
     num_failed_steps: int = 0
     num_prompt_tokens: int = 0
+    num_prompt_tokens_cached: int = 0
+    num_prompt_tokens_loaded: int = 0
     num_output_tokens: int = 0
     last_step_tokens: int = 0
     last_step_s: float = 0.0
@@ -67,6 +75,8 @@ class Counters:
         self.num_output_tokens += 1
         if len(request.output_ids) == 1:
             self.num_prompt_tokens += len(request.prompt_ids)
+            self.num_prompt_tokens_cached += request.num_cached_tokens
+            self.num_prompt_tokens_loaded += request.num_loaded_tokens
 
     def on_samples(self, num_samples: int, num_places: int) -> None:
         """A step that samples nothing, because it only prefills, has no slots to use."""
@@ -82,18 +92,23 @@ class Counters:
 def snapshot(counters: Counters, scheduler: Scheduler, *, num_submitted: int, now: float) -> EngineStats:
     """`num_submitted` requests have not reached the scheduler yet. From any thread."""
     pool = scheduler.cache.pool
-    num_free = pool.num_free
+    cache = scheduler.cache.counters
+    num_reused = counters.num_prompt_tokens_cached + counters.num_prompt_tokens_loaded
     last_end_s = counters.last_step_end_s
     return EngineStats(
         num_running=len(scheduler.running),
         num_waiting=len(scheduler.waiting) + num_submitted,
         num_pages=pool.num_usable,
-        num_pages_free=num_free,
-        num_pages_held=pool.num_usable - num_free,
+        num_pages_free=pool.num_free,
+        num_pages_held=pool.num_held,
+        num_pages_cached=pool.num_cached,
         num_steps=counters.num_steps,
         num_failed_steps=counters.num_failed_steps,
         num_preemptions=scheduler.num_preemptions,
         num_prompt_tokens=counters.num_prompt_tokens,
+        num_prompt_tokens_computed=counters.num_prompt_tokens - num_reused,
+        num_prompt_tokens_cached=counters.num_prompt_tokens_cached,
+        num_prompt_tokens_loaded=counters.num_prompt_tokens_loaded,
         num_output_tokens=counters.num_output_tokens,
         last_step_tokens=counters.last_step_tokens,
         last_step_s=counters.last_step_s,
@@ -102,4 +117,10 @@ def snapshot(counters: Counters, scheduler: Scheduler, *, num_submitted: int, no
         slots_used=counters.slots_used,
         slots_total=counters.slots_total,
         finished={str(reason): count for reason, count in counters.finished.items()},
+        num_pages_published=cache.num_published,
+        pages_removed={
+            "space": cache.num_evicted_for_space,
+            "expired": cache.num_expired,
+            "flushed": cache.num_flushed,
+        },
     )
