@@ -91,7 +91,7 @@ def test_version(capsys):
     [
         ("import ridgeline", ["numpy", "torch", "typer", "fastapi", "tokenizers", "httpx"]),
         ("from ridgeline import LLM, SamplingParams", ["torch", "typer", "fastapi", "tokenizers", "httpx"]),
-        ("import ridgeline.cli; ridgeline.cli._app()", ["torch", "fastapi", "tokenizers", "httpx"]),
+        ("import ridgeline.cli; ridgeline.cli._app([])", ["torch", "fastapi", "tokenizers", "httpx"]),
     ],
 )
 def test_imports_stay_light(statement, heavy):

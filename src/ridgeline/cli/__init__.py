@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -19,6 +20,7 @@ from typer.exceptions import TyperException
 from ridgeline.errors import RidgelineError
 
 INTERRUPTED = 130
+_COMMANDS = ("plan", "probe", "serve", "generate", "chat", "inspect")  # each a function in a module of its name
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     try:
-        status = _app()(arguments, standalone_mode=False, prog_name="ridgeline")
+        status = _app(arguments)(arguments, standalone_mode=False, prog_name="ridgeline")
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except RidgelineError as error:
@@ -46,14 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _app() -> typer.Typer:
-    from ridgeline.cli.chat import chat
-    from ridgeline.cli.generate import generate
-    from ridgeline.cli.inspect import inspect
-    from ridgeline.cli.plan import plan
-    from ridgeline.cli.probe import probe
-    from ridgeline.cli.serve import serve
-
+def _app(arguments: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
@@ -61,8 +56,9 @@ def _app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_common)
-    for command in (plan, probe, serve, generate, chat, inspect):
-        app.command()(command)
+    # Only the command that is called is imported: `plan` should not wait for what `serve` needs.
+    for name in [name for name in _COMMANDS if [name] == arguments[:1]] or _COMMANDS:
+        app.command()(getattr(import_module(f"ridgeline.cli.{name}"), name))
     return app
 
 

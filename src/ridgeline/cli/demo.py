@@ -1,7 +1,7 @@
 """`make demo`: the whole way, once, with a real server and a real client.
 
 Starts `ridgeline serve` on the bundled model as a process of its own, asks it something with OpenAI's client, prints
-the answer as it streams, and then how fast that was beside what this machine's memory allows (`cost/floor.py`):
+the answer as it streams, and then how fast that was beside what this machine's memory allows (`cost/facts.py`):
 
     TTFT = first event that carries text - request sent
     TPOT = (last event - first event) / (output tokens - 1)
@@ -24,7 +24,7 @@ import httpx
 
 from ridgeline.cost.bandwidth import read_bandwidth
 from ridgeline.cost.cores import usable_cores
-from ridgeline.cost.floor import decode_bytes
+from ridgeline.cost.facts import load_facts
 from ridgeline.errors import RidgelineError
 from ridgeline.llm import DEFAULT_MODEL
 from ridgeline.units import format_bytes
@@ -153,10 +153,8 @@ def ask(url: str, question: str) -> Timing:
 
 def report(timing: Timing) -> list[str]:
     """The measured times beside the floor, from a bandwidth reading of the working set that decoding goes through."""
-    from ridgeline.model.resolve import load_spec, resolve_model
-
-    spec = load_spec(resolve_model(DEFAULT_MODEL))
-    num_bytes = decode_bytes(spec, dtype=_DTYPE, kv_dtype=_DTYPE, context_len=timing.mean_context_len)
+    facts = load_facts(DEFAULT_MODEL)
+    num_bytes = int(facts.decode_read_bytes(_DTYPE)) + facts.kv_read_bytes(round(timing.mean_context_len), _DTYPE)
     threads = usable_cores()
     bandwidth = read_bandwidth(num_bytes, threads=threads)
     floor_s = num_bytes / bandwidth

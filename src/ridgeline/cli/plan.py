@@ -54,12 +54,20 @@ class Case:
     facts: ModelFacts
     hardware: Hardware | None
     question: Question
-    dtype: str
+    wanted_dtype: str
     kv_dtype: str
     speculation: Speculation | None = None
     price_per_hour: float | None = None
     slo: Slo | None = None
     rate: float | None = None
+
+    @property
+    def dtype(self) -> str:
+        """`auto`: as the checkpoint holds it, part by part where its parts differ."""
+        if self.wanted_dtype != "auto":
+            return self.wanted_dtype.lower()
+        facts = self.facts
+        return facts.stored_format if facts.stored_format in FORMATS and not facts.anatomy.quantization else STORED
 
     @property
     def roofline(self) -> Roofline:
@@ -144,7 +152,7 @@ def plan(
         facts=facts,
         hardware=None,
         question=question,
-        dtype=_choose_dtype(facts, dtype),
+        wanted_dtype=dtype,
         kv_dtype=kv_dtype,
         speculation=speculate and parse_speculation(speculate),
         price_per_hour=prices[0] * devices if prices else None,
@@ -176,13 +184,6 @@ def plan(
             plan_view.print_work(lines)
         if chart is not None:
             print(f"chart in {chart}", file=sys.stderr)
-
-
-def _choose_dtype(facts: ModelFacts, dtype: str) -> str:
-    """`auto`: as the checkpoint holds it, part by part where its parts differ."""
-    if dtype != "auto":
-        return dtype.lower()
-    return facts.stored_format if facts.stored_format in FORMATS and not facts.anatomy.quantization else STORED
 
 
 def _emitted(engine: str, case: Case, result: Plan, service: dict[str, Any] | None) -> str:

@@ -69,7 +69,7 @@ def _cases(
     devices = base.question.devices
     if _all(names, weight_format):
         device = choose_hardware(hardware, devices=devices, **given)
-        return "format", [(n, dataclasses.replace(base, hardware=device, dtype=n.lower())) for n in names]
+        return "format", [(n, dataclasses.replace(base, hardware=device, wanted_dtype=n)) for n in names]
     if _all(names, _check_device):
         if len(prices) not in (0, 1, len(names)):
             raise ConfigError(
@@ -123,13 +123,15 @@ def _as_json(entry: Entry) -> dict[str, Any]:
 
 
 def _print_table(kind: str, entries: list[Entry]) -> None:
-    table = Table(kind, "weights GB", "KV B/token", "requests", "TTFT", "TPOT with KV", "batch tokens/s", box=None)
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for name in (kind, "weights GB", "KV B/token", "requests", "TTFT", "TPOT with KV", "batch tokens/s"):
+        table.add_column(name, no_wrap=True)
     has_service, has_prices = entries[0].service is not None, any(e.dollars_per_million is not None for e in entries)
     if has_service:
         for name in ("batch in SLO", "binds", "requests/s"):
-            table.add_column(name)
+            table.add_column(name, no_wrap=True)
     if has_prices:
-        table.add_column("$/M output")
+        table.add_column("$/M output", no_wrap=True)
     for entry in entries:
         plan, service = entry.plan, entry.service
         cells = [
@@ -146,7 +148,7 @@ def _print_table(kind: str, entries: list[Entry]) -> None:
         if has_prices:
             cells.append("-" if entry.dollars_per_million is None else f"{entry.dollars_per_million:,.3f}")
         table.add_row(*cells)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=160)  # wider than a terminal: cut figures mislead
     console.print(table)
     ranking = _ranking(kind, entries)
     if ranking:

@@ -141,13 +141,13 @@ def make_plan(
 def decode_time(roofline: Roofline, question: Question) -> float | None:
     """Seconds for the output tokens after the first, which comes from the prefill, while the context grows.
 
-    Trapezoids over at most 64 stretches: exact for a cache that grows evenly, and below the truth for one that a window
+    Trapezoids over at most 16 stretches: exact for a cache that grows evenly, and below the truth for one that a window
     bounds.
     """
     num_steps = question.output_len - 1
     if num_steps == 0:
         return 0.0
-    stretches = min(64, num_steps)
+    stretches = min(16, num_steps)
     ends = [question.input_len + 1 + (num_steps - 1) * i // stretches for i in range(stretches + 1)]
     times = [roofline.time(roofline.decode(end, batch=question.batch)) for end in ends]
     if any(time is None for time in times):
