@@ -105,7 +105,9 @@ def test_end_tokens_are_the_union_of_both_files():
 
 
 REFUSED = {
-    "model_type is 'mixtral': unknown architecture": golden("Mixtral-8x7B-v0.1"),
+    "model_type is 'mixtral': it can be planned, not served yet": golden("Mixtral-8x7B-v0.1"),
+    "model_type is 'llama4': it can be planned, not served yet": golden("Llama-4-Scout-17B-16E"),
+    "model_type is 'mistrall': unknown architecture": golden("Mistral-7B-v0.1", model_type="mistrall"),
     "model_type is ''": golden("SmolLM2-135M", model_type=None),
     "must be LlamaForCausalLM": golden("SmolLM2-135M", architectures=["LlamaForSequenceClassification"]),
     "hidden_act is 'gelu'": golden("SmolLM2-135M", hidden_act="gelu"),
@@ -147,7 +149,7 @@ def test_what_is_not_supported_is_refused_by_name(message):
 
 def test_an_unknown_architecture_names_the_nearest():
     with pytest.raises(ConfigError) as caught:
-        from_config(golden("Mixtral-8x7B-v0.1"), source="c")
+        from_config(golden("Mistral-7B-v0.1", model_type="mistrall"), source="c")
     assert "'mistral'" in (caught.value.hint or "")
 
 

@@ -1,8 +1,8 @@
 """What planning knows about a model: exact parameters, bytes and FLOPs, from `config.json` alone.
 
 The formulas are in `parameters`, `kv` and `flops`; here they meet one model. Formats are names (`bf16`, `int4-g128`,
-`q4_0`, ...); "stored" is what the model was released in, from its `quantization_config`, or exactly from its files where
-they are at hand.
+`q4_0`, ...); "stored" is what the model was released in, from its `quantization_config`, or exactly from its files
+where they are at hand.
 """
 
 from __future__ import annotations

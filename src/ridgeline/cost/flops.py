@@ -17,7 +17,7 @@ from ridgeline.model.anatomy import Anatomy, Attention, LatentAttention, Mixer, 
 def linear_flops(anatomy: Anatomy, num_tokens: int, num_logit_rows: int) -> float:
     """2 per weight of a matrix and token: layers once per token, the output matrix once per row of logits."""
     weights = 0
-    for layer in anatomy.layers:
+    for layer in (*anatomy.layers, anatomy.shared):
         weights += sum(matrix.num_values for matrix in layer.matrices)
         if layer.experts:
             weights += layer.experts.active * sum(matrix.num_values for matrix in layer.experts.matrices)

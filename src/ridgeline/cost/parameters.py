@@ -49,21 +49,21 @@ def module_name(matrix: Matrix, layer: int) -> str:
 
 
 def table_parameters(anatomy: Anatomy) -> int:
-    """Embedding, positions, and the output matrix when it is one of its own."""
-    tables = anatomy.embedding.num_values + anatomy.num_positions * anatomy.hidden_size
+    """Embedding and other tables that are looked up, and the output matrix when it is one of its own."""
+    tables = anatomy.embedding.num_values + sum(table.num_values for table in anatomy.lookups)
     return tables if anatomy.tied else tables + anatomy.head.num_values
 
 
 def total_parameters(anatomy: Anatomy) -> int:
     """Unique parameters. Routing biases that are no parameters but buffers are left out, as are prediction layers."""
     layers = sum(layer.num_values for layer in anatomy.layers)
-    return layers + anatomy.final_vector_values + table_parameters(anatomy)
+    return layers + anatomy.shared.num_values + table_parameters(anatomy)
 
 
 def active_parameters(anatomy: Anatomy) -> int:
     """Of those, the ones that take part in one token: all but the experts it is not routed to."""
     layers = sum(layer.num_active_values for layer in anatomy.layers)
-    return layers + anatomy.final_vector_values + table_parameters(anatomy)
+    return layers + anatomy.shared.num_values + table_parameters(anatomy)
 
 
 def distinct_experts(experts: Experts, batch: int) -> float:
@@ -73,35 +73,31 @@ def distinct_experts(experts: Experts, batch: int) -> float:
 
 def weight_bytes(anatomy: Anatomy, formats: WeightFormats) -> int:
     """Everything, a tied table once."""
-    tables = _table_bytes(anatomy, formats, anatomy.vocab_size)
-    tables += formats.plain.size(anatomy.num_positions, anatomy.hidden_size)
-    if not anatomy.tied:
-        tables += formats.table.size(anatomy.vocab_size, anatomy.hidden_size)
-    return round(_layer_bytes(anatomy, formats, None)) + tables
+    head = 0 if anatomy.tied else _table_bytes(anatomy.head, formats)
+    lookups = sum(_table_bytes(table, formats) for table in (anatomy.embedding, *anatomy.lookups))
+    return round(_block_bytes(anatomy, formats, None)) + head + lookups
 
 
 def decode_read_bytes(anatomy: Anatomy, formats: WeightFormats, batch: int) -> float:
     """Read by one decode step of `batch` sequences; `batch` rows at most of tables that are only looked up."""
-    rows = min(batch, anatomy.vocab_size)
-    lookups = formats.plain.size(min(batch, anatomy.num_positions), anatomy.hidden_size)
-    if not anatomy.tied:
-        lookups += _table_bytes(anatomy, formats, rows)
-    head = formats.table.size(anatomy.vocab_size, anatomy.hidden_size)
-    return _layer_bytes(anatomy, formats, batch) + head + lookups
+    looked_up = anatomy.lookups if anatomy.tied else (anatomy.embedding, *anatomy.lookups)
+    rows = sum(_table_bytes(table, formats, batch) for table in looked_up)
+    return _block_bytes(anatomy, formats, batch) + _table_bytes(anatomy.head, formats) + rows
 
 
-def _table_bytes(anatomy: Anatomy, formats: WeightFormats, rows: int) -> int:
-    return formats.table.size(rows, anatomy.hidden_size)
+def _table_bytes(table: Matrix, formats: WeightFormats, rows: int | None = None) -> int:
+    """All rows, or `rows` of them at most."""
+    return formats.table.size(table.outputs if rows is None else min(rows, table.outputs), table.inputs)
 
 
-def _layer_bytes(anatomy: Anatomy, formats: WeightFormats, batch: int | None) -> float:
-    """All layers and the vectors after them; `batch` None: every expert."""
-    total = float(formats.vectors.size(1, anatomy.final_vector_values))
-    for i, layer in enumerate(anatomy.layers):
-        total += sum(formats.matrix_bytes(matrix, i) for matrix in layer.matrices)
-        total += formats.vectors.size(1, layer.vector_values)
-        if layer.experts:
-            one = sum(formats.matrix_bytes(matrix, i) for matrix in layer.experts.matrices)
-            one += formats.vectors.size(1, layer.experts.vector_values)
-            total += one * (layer.experts.total if batch is None else distinct_experts(layer.experts, batch))
+def _block_bytes(anatomy: Anatomy, formats: WeightFormats, batch: int | None) -> float:
+    """All layers and what they share; `batch` None: every expert."""
+    total = 0.0
+    for i, block in enumerate((*anatomy.layers, anatomy.shared)):
+        total += sum(formats.matrix_bytes(matrix, i) for matrix in block.matrices)
+        total += formats.vectors.size(1, block.vector_values)
+        if block.experts:
+            one = sum(formats.matrix_bytes(matrix, i) for matrix in block.experts.matrices)
+            one += formats.vectors.size(1, block.experts.vector_values)
+            total += one * (block.experts.total if batch is None else distinct_experts(block.experts, batch))
     return total

@@ -118,7 +118,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """Rows of the tables are `hidden_size` wide; `num_positions` is 0 without a learned position table."""
+    """`shared` holds what is there once, beside the layers: the last norm above all. `lookups` are tables of which a
+    token reads one row, beside the embedding: learned positions, per-layer inputs."""
 
     architecture: str
     vocab_size: int
@@ -126,8 +127,8 @@ class Anatomy:
     max_context_len: int
     tied: bool  # the output matrix is the input embedding table
     layers: tuple[Block, ...]
-    final_vector_values: int
-    num_positions: int = 0
+    shared: Block
+    lookups: tuple[Matrix, ...] = ()
     stored_dtype: str = "bf16"  # of what is not quantized
     quantization: Mapping[str, Any] = field(default_factory=dict)  # `quantization_config` as it stands
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from ridgeline.config import nearest
 from ridgeline.errors import ConfigError
+from ridgeline.model.config_values import layer_windows, stored_dtype
+from ridgeline.model.families import is_known
 from ridgeline.model.fields import Fields, short
 
 
@@ -79,7 +81,6 @@ _FAMILIES = {
 }
 _GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral files call themselves llama
 _DEFAULT_ROPE_THETA = 10_000.0  # all families and llama.cpp, when a file does not say
-_MISTRAL_WINDOW = 4096  # MistralConfig's value for files without the key; null means none
 
 # Features that some checkpoints of these architectures switch on and the program does not compute.
 _UNSUPPORTED_CONFIG = (
@@ -95,8 +96,6 @@ _ROPE_KEYS = (
     "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
     "original_max_position_embeddings", "partial_rotary_factor",
 )  # fmt: skip
-_LAYER_TYPES = ("full_attention", "sliding_attention")
-_STORED_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _GGUF_FILE_TYPES = {
     0: "fp32", 1: "fp16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
     12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 32: "bf16",
@@ -149,7 +148,9 @@ def from_config(
 
 def _architecture(fields: Fields) -> str:
     """The family, from `model_type`; `architectures` must name the causal language model of that family."""
-    name = fields.text("model_type")
+    name, served = fields.text("model_type"), ", ".join(_FAMILIES)
+    if name not in _FAMILIES and is_known(name):
+        raise fields.error("model_type", f"is {name!r}: it can be planned, not served yet", "served: " + served)
     if name not in _FAMILIES:
         raise fields.error("model_type", f"is {name!r}: unknown architecture", nearest(name, list(_FAMILIES)))
     model_class, bias_flags = _FAMILIES[name]
@@ -183,37 +184,6 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
         raise rope.error("high_freq_factor", f"is {high:g}, not above low_freq_factor {low:g}")
     original_len = rope.count("original_max_position_embeddings")
     return theta, RopeScaling("llama3", rope.number("factor"), low, high, original_len)
-
-
-def layer_windows(fields: Fields, architecture: str, num_layers: int) -> tuple[int | None, ...]:
-    """Sliding window of each layer: in Mistral of all layers; in Qwen, when switched on, as `layer_types` says, else
-    from layer `max_window_layers` on."""
-    window, first = None, 0
-    if architecture == "mistral":
-        if fields.values.get("sliding_window", _MISTRAL_WINDOW) is not None:
-            window = fields.count("sliding_window", _MISTRAL_WINDOW)
-    elif architecture == "llama":
-        fields.refuse(["sliding_window"])
-    elif fields.flag("use_sliding_window") and fields.get("sliding_window") is not None:
-        window = fields.count("sliding_window")
-        first = fields.count("max_window_layers", num_layers if fields.get("layer_types") else None, minimum=0)
-    kinds = fields.items("layer_types")
-    if not kinds:
-        return tuple(window if i >= first else None for i in range(num_layers))
-    if len(kinds) != num_layers or any(kind not in _LAYER_TYPES for kind in kinds):
-        raise fields.error("layer_types", f"must be {num_layers} of {', '.join(_LAYER_TYPES)}, not {short(kinds)}")
-    if "sliding_attention" in kinds and window is None:
-        raise fields.error("layer_types", "names sliding_attention, but the sliding window is off")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def stored_dtype(fields: Fields) -> str:
-    """bf16 when the config does not say; the weights themselves decide what is read."""
-    key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
-    name = fields.text(key, "bfloat16")
-    if name not in _STORED_DTYPES:
-        raise fields.error(key, f"is {name!r}: not supported", "supported: " + ", ".join(_STORED_DTYPES))
-    return _STORED_DTYPES[name]
 
 
 def _eos(fields: Fields, generation_config: Mapping[str, Any] | None) -> tuple[int, ...]:

@@ -8,14 +8,14 @@ does not know it refuses by name: it never guesses a size.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.config import nearest
 from ridgeline.model.anatomy import Anatomy
+from ridgeline.model.config_values import stored_dtype
 from ridgeline.model.families import dense, gemma, hybrid, latent, mixture
 from ridgeline.model.families.common import Config, Family
 from ridgeline.model.fields import short
-from ridgeline.model.spec import ModelSpec, stored_dtype
 
 FAMILIES: Mapping[str, Family] = {
     **dense.FAMILIES,
@@ -24,6 +24,9 @@ FAMILIES: Mapping[str, Family] = {
     **latent.FAMILIES,
     **hybrid.FAMILIES,
 }
+if TYPE_CHECKING:
+    from ridgeline.model.spec import ModelSpec
+
 _OUTER_KEYS = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype", "architectures")
 
 
@@ -39,13 +42,18 @@ def describe(values: Mapping[str, Any], *, source: str) -> Anatomy:
         max_context_len=config.count(family.context_key, family.default_context_len),
         tied=_tied(config, family),
         layers=stack.layers,
-        final_vector_values=stack.final_vector_values,
-        num_positions=stack.num_positions,
+        shared=stack.shared,
+        lookups=stack.lookups,
         stored_dtype=stored_dtype(config),
         quantization=config.table("quantization_config"),
     )
     config.refuse_unread()
     return anatomy
+
+
+def is_known(model_type: str) -> bool:
+    """Whether models of this type, or the text part of them, can be described."""
+    return model_type in FAMILIES or f"{model_type}_text" in FAMILIES
 
 
 def from_spec(spec: ModelSpec) -> Anatomy:
@@ -58,7 +66,7 @@ def from_spec(spec: ModelSpec) -> Anatomy:
         max_context_len=spec.max_context_len,
         tied=spec.tie_embeddings,
         layers=stack.layers,
-        final_vector_values=stack.final_vector_values,
+        shared=stack.shared,
     )
 
 

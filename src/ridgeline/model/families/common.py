@@ -8,16 +8,16 @@ names it. So a number that comes out was asked for under its right name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.config import nearest
 from ridgeline.model import blocks
-from ridgeline.model.anatomy import Block
+from ridgeline.model.anatomy import Block, Matrix
+from ridgeline.model.config_values import layer_windows
 from ridgeline.model.families.harmless import HARMLESS
 from ridgeline.model.fields import Fields, short
-from ridgeline.model.spec import layer_windows
 
 
 class Config(Fields):
@@ -30,6 +30,19 @@ class Config(Fields):
     def get(self, key: str) -> Any:
         self._read.add(key)
         return super().get(key)
+
+    def unused(self, *keys: str) -> None:
+        """Keys that decide no size in this model, whatever they hold."""
+        self._read.update(keys)
+
+    def count_under(self, *keys: str) -> int:
+        """A count that went by several names; where more than one is there, they must agree."""
+        found = {key: self.count(key) for key in keys if self.get(key) is not None}
+        if not found:
+            raise self.error(keys[0], "is missing")
+        if len(set(found.values())) > 1:
+            raise self.error(" and ".join(found), f"are {' and '.join(map(str, found.values()))}: one quantity")
+        return next(iter(found.values()))
 
     def nullable(self, key: str) -> int | None:
         """A count, or None when the key is there and null: it may not be missing, since both have a meaning."""
@@ -68,11 +81,11 @@ class Config(Fields):
 
 @dataclass(frozen=True)
 class Stack:
-    """What a family adds to what all have: the layers, the vectors after them, a learned position table."""
+    """What a family says of itself; as in `Anatomy`."""
 
     layers: tuple[Block, ...]
-    final_vector_values: int
-    num_positions: int = 0
+    shared: Block
+    lookups: tuple[Matrix, ...] = ()
 
 
 Build = Callable[[Config], Stack]
@@ -121,9 +134,14 @@ def grouped(h: Heads, window: int | None = None, **options: Any) -> Block:
     return blocks.attention(h.hidden, h.heads, h.kv_heads, h.head_dim, window=window, **options)
 
 
-def uniform(block: Block, h: Heads, final_vector_values: int | None = None) -> Stack:
-    """The same layer all the way up."""
-    return Stack((block,) * h.layers, h.hidden if final_vector_values is None else final_vector_values)
+def uniform(block: Block, h: Heads, *, norm_bias: bool = False) -> Stack:
+    """The same layer all the way up, then a norm."""
+    return Stack((block,) * h.layers, blocks.norms(1, h.hidden, bias=norm_bias))
+
+
+def stack(h: Heads, layers: Iterable[Block]) -> Stack:
+    """These layers, then a norm."""
+    return Stack(tuple(layers), blocks.norms(1, h.hidden))
 
 
 def equal_share(config: Config, hidden_size: int, num_heads: int) -> int:
@@ -135,14 +153,14 @@ def equal_share(config: Config, hidden_size: int, num_heads: int) -> int:
 
 def switched_windows(config: Config, num_layers: int) -> tuple[int | None, ...]:
     """Qwen's windows, which `use_sliding_window` switches on; a window that is off may be written all the same."""
-    config.get("sliding_window")
+    config.unused("sliding_window")
     return layer_windows(config, "qwen", num_layers)
 
 
 def sliding_windows(config: Config, kinds: list[str]) -> list[int | None]:
     """The window of each layer, None for full attention; `kinds` are `layer_types` or what stands for them."""
     if "sliding_attention" not in kinds:
-        config.get("sliding_window")
+        config.unused("sliding_window")
         return [None] * len(kinds)
     window = config.count("sliding_window")
     return [window if kind == "sliding_attention" else None for kind in kinds]

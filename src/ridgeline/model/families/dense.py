@@ -3,8 +3,11 @@ GPT-NeoX (Pythia)."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ridgeline.model import blocks
-from ridgeline.model.anatomy import Block
+from ridgeline.model.anatomy import Block, Matrix
+from ridgeline.model.config_values import layer_windows
 from ridgeline.model.families.common import (
     Config,
     Family,
@@ -14,10 +17,13 @@ from ridgeline.model.families.common import (
     grouped,
     heads,
     sliding_windows,
+    stack,
     switched_windows,
     uniform,
 )
-from ridgeline.model.spec import ModelSpec, layer_windows
+
+if TYPE_CHECKING:
+    from ridgeline.model.spec import ModelSpec
 
 
 def from_spec(spec: ModelSpec) -> Stack:
@@ -29,7 +35,7 @@ def from_spec(spec: ModelSpec) -> Stack:
         grouped(h, window, qkv_bias=spec.qkv_bias, o_bias=spec.o_bias, extra_values=extra) + rest
         for window in spec.windows or (None,) * h.layers
     ]
-    return Stack(tuple(layers), h.hidden)
+    return stack(h, layers)
 
 
 def _llama(config: Config) -> Stack:
@@ -75,7 +81,7 @@ def _windowed(config: Config, h: Heads, ffn: Block, *, extra_values: int = 0, **
     layers = [
         grouped(h, window, extra_values=extra_values, **biases) + rest for window in switched_windows(config, h.layers)
     ]
-    return Stack(tuple(layers), h.hidden)
+    return stack(h, layers)
 
 
 def _phi3(config: Config) -> Stack:
@@ -99,7 +105,7 @@ def _olmo3(config: Config) -> Stack:
     rest = blocks.mlp(h.hidden, config.count("intermediate_size")) + blocks.norms(2, h.hidden)
     windows = sliding_windows(config, kinds)
     layers = [grouped(h, window, qkv_bias=bias, o_bias=bias, extra_values=extra) + rest for window in windows]
-    return Stack(tuple(layers), h.hidden)
+    return stack(h, layers)
 
 
 def _glm4(config: Config) -> Stack:
@@ -117,25 +123,25 @@ def _falcon(config: Config) -> Stack:
         kv_heads, num_norms = config.count("num_kv_heads"), config.count("num_ln_in_parallel_attn", 2)
     else:
         kv_heads = 1 if config.required_flag("multi_query") else num_heads
-        config.get("num_kv_heads")
         num_norms = 1 if config.required_flag("parallel_attn") else 2
-    config.get("parallel_attn"), config.get("multi_query")
+    config.unused("parallel_attn", "multi_query", "num_kv_heads")
     h = Heads(hidden, config.count("num_hidden_layers"), num_heads, kv_heads, equal_share(config, hidden, num_heads))
     bias = config.required_flag("bias")
     config.demand("alibi", False)
     ffn = blocks.mlp(hidden, config.count("ffn_hidden_size", 4 * hidden), gated=False, bias=bias)
     layer = grouped(h, qkv_bias=bias, o_bias=bias) + ffn + blocks.norms(num_norms, hidden, bias=True)
-    return uniform(layer, h, 2 * hidden)
+    return uniform(layer, h, norm_bias=True)
 
 
 def _gpt2(config: Config) -> Stack:
     hidden, num_heads = config.count("n_embd"), config.count("n_head")
     h = Heads(hidden, config.count("n_layer"), num_heads, num_heads, equal_share(config, hidden, num_heads))
-    config.get("n_ctx")  # an older name of n_positions' value
+    config.unused("n_ctx")  # an older name of n_positions' value
     config.demand("add_cross_attention", False, None)
     ffn = blocks.mlp(hidden, config.count("n_inner", 4 * hidden), gated=False, bias=True)
     layer = grouped(h, qkv_bias=True, o_bias=True) + ffn + blocks.norms(2, hidden, bias=True)
-    return Stack((layer,) * h.layers, 2 * hidden, num_positions=config.count("n_positions"))
+    positions = Matrix("transformer.wpe", config.count("n_positions"), hidden)
+    return Stack((layer,) * h.layers, blocks.norms(1, hidden, bias=True), (positions,))
 
 
 def _gpt_neox(config: Config) -> Stack:
@@ -144,7 +150,7 @@ def _gpt_neox(config: Config) -> Stack:
     config.demand("attention_bias", True, None)
     ffn = blocks.mlp(hidden, config.count("intermediate_size"), gated=False, bias=True)
     layer = grouped(h, qkv_bias=True, o_bias=True) + ffn + blocks.norms(2, hidden, bias=True)
-    return uniform(layer, h, 2 * hidden)
+    return uniform(layer, h, norm_bias=True)
 
 
 FAMILIES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ridgeline.model import blocks
-from ridgeline.model.anatomy import Block
+from ridgeline.model.anatomy import Block, Matrix
 from ridgeline.model.families.common import (
     Config,
     Family,
@@ -13,6 +13,7 @@ from ridgeline.model.families.common import (
     heads,
     periodic,
     sliding_windows,
+    stack,
 )
 
 _KINDS = ("sliding_attention", "full_attention")
@@ -23,78 +24,82 @@ def _kinds(config: Config, num_layers: int, period: int | None) -> list[str]:
     """`layer_types`, else every `period`-th layer full."""
     given = config.choices("layer_types", num_layers, _KINDS)
     if given:
-        config.get("sliding_window_pattern"), config.get("_sliding_window_pattern")
+        config.unused("sliding_window_pattern", "_sliding_window_pattern")
         return given
     return periodic(num_layers, period or config.count("sliding_window_pattern"), *_KINDS)
 
 
-def _stack(config: Config, h: Heads, kinds: list[str], extra: int) -> Stack:
+def _layers(config: Config, h: Heads, kinds: list[str], extra: int) -> Stack:
     bias = config.flag("attention_bias")
     rest = blocks.mlp(h.hidden, config.count("intermediate_size")) + blocks.norms(4, h.hidden)
     windows = sliding_windows(config, kinds)
     layers = [grouped(h, window, qkv_bias=bias, o_bias=bias, extra_values=extra) + rest for window in windows]
-    return Stack(tuple(layers), h.hidden)
+    return stack(h, layers)
 
 
 def _gemma2(config: Config) -> Stack:
     h = heads(config, own_head_dim=True)
-    return _stack(config, h, _kinds(config, h.layers, _FULL_EVERY_2), 0)
+    return _layers(config, h, _kinds(config, h.layers, _FULL_EVERY_2), 0)
 
 
 def _gemma3(config: Config) -> Stack:
     h = heads(config, own_head_dim=True)
-    return _stack(config, h, _kinds(config, h.layers, None), 2 * h.head_dim)
+    return _layers(config, h, _kinds(config, h.layers, None), 2 * h.head_dim)
 
 
 def _gemma4(config: Config) -> Stack:
-    """Full layers have heads of another size and number, and values made by the key projection."""
+    """Full layers have heads of another size and number, in some models values made by the key projection. In the
+    small models the last layers read the cache of an earlier layer, and each layer has an input of its own."""
     h = heads(config, own_head_dim=True)
     kinds = config.choices("layer_types", h.layers, _KINDS)
     if not kinds:
         raise config.error("layer_types", "is missing")
-    for key in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
-        if config.nullable(key):
-            raise config.error(key, f"is {config.get(key)}: per-layer inputs and shared caches are unknown yet")
-    config.get("vocab_size_per_layer_input")
-    config.demand("use_double_wide_mlp", False, None)
-    shared = config.required_flag("attention_k_eq_v")
-    kv_heads = config.nullable("num_global_key_value_heads") or h.kv_heads
-    full = Heads(h.hidden, h.layers, h.heads, kv_heads if shared else h.kv_heads, config.count("global_head_dim"))
-    rest = _gemma4_ffn(config, h)
+    k_is_v = config.required_flag("attention_k_eq_v")
+    full_kv_heads = (config.nullable("num_global_key_value_heads") or h.kv_heads) if k_is_v else h.kv_heads
+    config.unused("num_global_key_value_heads")
+    full = Heads(h.hidden, h.layers, h.heads, full_kv_heads, config.count("global_head_dim"))
+    first_shared = h.layers - (config.nullable("num_kv_shared_layers") or 0)
+    ffn, wide_ffn = _gemma4_ffn(config, h, 1), _gemma4_ffn(config, h, 1 + config.required_flag("use_double_wide_mlp"))
+    per_layer, shared, lookups = _per_layer_inputs(config, h)
     bias = config.flag("attention_bias")
     layers = []
-    for window in sliding_windows(config, kinds):
-        own = h if window else full
-        layers.append(
-            grouped(
-                own,
-                window,
-                qkv_bias=bias,
-                o_bias=bias,
-                shared_kv_matrix=shared and not window,
-                extra_values=2 * own.head_dim,
-            )
-            + rest
+    for i, window in enumerate(sliding_windows(config, kinds)):
+        own, has_cache = h if window else full, i < first_shared
+        attention = grouped(
+            own,
+            window,
+            qkv_bias=bias,
+            o_bias=bias,
+            shared_kv_matrix=k_is_v and not window,
+            owns_cache=has_cache,
+            extra_values=own.head_dim * (2 if has_cache else 1),
         )
-    return Stack(tuple(layers), h.hidden)
+        layers.append(attention + (ffn if has_cache else wide_ffn) + per_layer)
+    return Stack(tuple(layers), shared + blocks.norms(1, h.hidden), lookups)
 
 
-def _gemma4_ffn(config: Config, h: Heads) -> Block:
+def _gemma4_ffn(config: Config, h: Heads, width: int) -> Block:
     """A dense MLP; in the MoE model experts beside it, with three norms more, a router scale and one per expert."""
-    ffn = blocks.mlp(h.hidden, config.count("intermediate_size")) + blocks.norms(4, h.hidden)
+    ffn = blocks.mlp(h.hidden, width * config.count("intermediate_size")) + blocks.norms(4, h.hidden)
     if not config.required_flag("enable_moe_block"):
-        for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):
-            config.get(key)
+        config.unused("num_experts", "top_k_experts", "moe_intermediate_size")
         return ffn
-    total = config.count("num_experts")
-    experts = blocks.moe(
-        h.hidden,
-        config.count("moe_intermediate_size"),
-        total,
-        config.count("top_k_experts"),
-        router="router.proj",
-    )
+    total, inner = config.count("num_experts"), config.count("moe_intermediate_size")
+    experts = blocks.moe(h.hidden, inner, total, config.count("top_k_experts"), router="router.proj")
     return ffn + experts + Block(vector_values=4 * h.hidden + total)
+
+
+def _per_layer_inputs(config: Config, h: Heads) -> tuple[Block, Block, tuple[Matrix, ...]]:
+    """What each layer has, what is there once, and the table of inputs per token and layer."""
+    size = config.nullable("hidden_size_per_layer_input")
+    if not size:
+        config.unused("vocab_size_per_layer_input")
+        return Block(), Block(), ()
+    gate = Matrix("per_layer_input_gate", size, h.hidden)
+    layer = Block((gate, Matrix("per_layer_projection", h.hidden, size)), h.hidden)
+    shared = Block((Matrix("per_layer_model_projection", h.layers * size, h.hidden),), size)
+    table = Matrix("embed_tokens_per_layer", config.count("vocab_size_per_layer_input"), h.layers * size)
+    return layer, shared, (table,)
 
 
 FAMILIES = {

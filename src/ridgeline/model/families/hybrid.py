@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ridgeline.model import blocks
 from ridgeline.model.anatomy import Block
-from ridgeline.model.families.common import Config, Family, Heads, Stack, grouped, heads, periodic
+from ridgeline.model.families.common import Config, Family, Heads, Stack, grouped, heads, periodic, stack
 from ridgeline.model.families.mixture import sparse_ffns
 
 _PATTERN = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}  # Nemotron-H's letters
@@ -42,7 +42,7 @@ def _gated_delta_stack(config: Config, h: Heads, ffns: list[Block]) -> Stack:
         kinds = interval
     norms = blocks.norms(2, h.hidden)
     mixers = [linear if kind == "linear_attention" else full for kind in kinds]
-    return Stack(tuple(mixer + ffn + norms for mixer, ffn in zip(mixers, ffns, strict=True)), h.hidden)
+    return stack(h, (mixer + ffn + norms for mixer, ffn in zip(mixers, ffns, strict=True)))
 
 
 def _granite_hybrid(config: Config) -> Stack:
@@ -68,7 +68,7 @@ def _granite_hybrid(config: Config) -> Stack:
         proj_bias=config.required_flag("mamba_proj_bias"),
     )
     attention = grouped(h, qkv_bias=bias, o_bias=bias)
-    return Stack(tuple((mamba if names[kind] == "mamba" else attention) + ffn for kind in kinds), h.hidden)
+    return stack(h, ((mamba if names[kind] == "mamba" else attention) + ffn for kind in kinds))
 
 
 def _nemotron_h(config: Config) -> Stack:
@@ -95,7 +95,7 @@ def _nemotron_h(config: Config) -> Stack:
         "mlp": blocks.mlp(h.hidden, config.count("intermediate_size"), gated=False, bias=mlp_bias),
         "moe": _nemotron_experts(config, h.hidden, mlp_bias) if "moe" in kinds else Block(),
     }
-    return Stack(tuple(parts[kind] + blocks.norms(1, h.hidden) for kind in kinds), h.hidden)
+    return stack(h, (parts[kind] + blocks.norms(1, h.hidden) for kind in kinds))
 
 
 def _nemotron_experts(config: Config, hidden: int, bias: bool) -> Block:

@@ -31,13 +31,14 @@ def _latent(config: Config, top_k: int | None) -> Stack:
         config.count("index_n_heads") if top_k else 0,
         config.count("index_head_dim") if top_k else 0,
     )
-    config.get("num_key_value_heads"), config.get("head_dim")  # neither means anything here
+    config.unused("num_key_value_heads", "head_dim")
     rank = config.nullable("q_lora_rank")
     if rank is None and top_k:
         raise config.error("q_lora_rank", "is null: the indexer needs a compressed query")
     attention = blocks.latent_attention(hidden, mixer, q_rank=rank, bias=config.flag("attention_bias"))
     attention += blocks.norms(2, hidden)
-    return Stack(tuple(attention + ffn for ffn in leading_dense(config, hidden, num_layers)), hidden)
+    layers = tuple(attention + ffn for ffn in leading_dense(config, hidden, num_layers))
+    return Stack(layers, blocks.norms(1, hidden))
 
 
 FAMILIES = {

@@ -13,6 +13,7 @@ from ridgeline.model.families.common import (
     grouped,
     heads,
     sliding_windows,
+    stack,
     switched_windows,
     uniform,
 )
@@ -27,21 +28,21 @@ def _active(config: Config, total: int, key: str = "num_experts_per_tok") -> int
 
 def _mixtral(config: Config) -> Stack:
     h = heads(config)
-    total = config.count("num_local_experts")
+    total = config.count_under("num_local_experts", "num_experts")
     ffn = blocks.moe(h.hidden, config.count("intermediate_size"), total, _active(config, total))
     return uniform(grouped(h, config.nullable("sliding_window")) + ffn + blocks.norms(2, h.hidden), h)
 
 
 def _granite_moe(config: Config) -> Stack:
     h = heads(config)
-    total, bias = config.count("num_local_experts"), config.flag("attention_bias")
+    total, bias = config.count_under("num_local_experts", "num_experts"), config.flag("attention_bias")
     ffn = blocks.moe(h.hidden, config.count("intermediate_size"), total, _active(config, total))
     return uniform(grouped(h, qkv_bias=bias, o_bias=bias) + ffn + blocks.norms(2, h.hidden), h)
 
 
 def _olmoe(config: Config) -> Stack:
     h = heads(config)
-    total, bias = config.count("num_experts"), config.flag("attention_bias")
+    total, bias = config.count_under("num_experts", "num_local_experts"), config.flag("attention_bias")
     ffn = blocks.moe(h.hidden, config.count("intermediate_size"), total, _active(config, total))
     attention = grouped(h, qkv_bias=bias, o_bias=bias, extra_values=(h.heads + h.kv_heads) * h.head_dim)
     return uniform(attention + ffn + blocks.norms(2, h.hidden), h)
@@ -55,13 +56,13 @@ def _qwen3_moe(config: Config) -> Stack:
         grouped(h, window, qkv_bias=bias, o_bias=bias, extra_values=2 * h.head_dim) + ffn + blocks.norms(2, h.hidden)
         for window, ffn in zip(switched_windows(config, h.layers), ffns, strict=True)
     ]
-    return Stack(tuple(layers), h.hidden)
+    return stack(h, layers)
 
 
 def sparse_ffns(config: Config, h: Heads, *, shared: int = 0) -> list[Block]:
     """Qwen's: experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`."""
     step, dense_layers = config.count("decoder_sparse_step", 1), config.items("mlp_only_layers")
-    total = config.count("num_experts")
+    total = config.count_under("num_experts", "num_local_experts")
     inner = config.count("moe_intermediate_size")
     sparse = blocks.moe(h.hidden, inner, total, _active(config, total), shared=shared, shared_gate=shared > 0)
     dense_size = config.get("intermediate_size")  # of the dense layers only
@@ -74,14 +75,14 @@ def sparse_ffns(config: Config, h: Heads, *, shared: int = 0) -> list[Block]:
 
 def leading_dense(config: Config, hidden: int, num_layers: int) -> list[Block]:
     """DeepSeek's and GLM's: `first_k_dense_replace` dense layers, then experts with shared ones."""
-    total = config.count("n_routed_experts")
+    total = config.count_under("n_routed_experts", "num_experts", "num_local_experts")
     inner = config.count("moe_intermediate_size")
     config.demand("moe_layer_freq", 1)
     kinds = config.choices("mlp_layer_types", num_layers, ("dense", "sparse"))
     if not kinds:
         first = config.count("first_k_dense_replace", minimum=0)
         kinds = ["dense" if i < first else "sparse" for i in range(num_layers)]
-    config.get("first_k_dense_replace")
+    config.unused("first_k_dense_replace")
     shared = inner * (config.nullable("n_shared_experts") or 0)
     bias = config.flag("mlp_bias")
     dense = blocks.mlp(hidden, config.count("intermediate_size"), bias=bias)
@@ -94,7 +95,7 @@ def _glm4_moe(config: Config) -> Stack:
     extra = 2 * h.head_dim * config.required_flag("use_qk_norm")
     attention = grouped(h, qkv_bias=config.required_flag("attention_bias"), extra_values=extra)
     attention += blocks.norms(2, h.hidden)
-    return Stack(tuple(attention + ffn for ffn in leading_dense(config, h.hidden, h.layers)), h.hidden)
+    return stack(h, (attention + ffn for ffn in leading_dense(config, h.hidden, h.layers)))
 
 
 def _minimax_m2(config: Config) -> Stack:
@@ -103,7 +104,7 @@ def _minimax_m2(config: Config) -> Stack:
     config.demand("qk_norm_type", "per_layer")
     config.demand("shared_intermediate_size", 0, None)
     config.demand("attn_type_list", [1] * h.layers)
-    total = config.count("num_local_experts")
+    total = config.count_under("num_local_experts", "num_experts")
     ffn = blocks.moe(h.hidden, config.count("intermediate_size"), total, _active(config, total))
     attention = grouped(h, extra_values=(h.heads + h.kv_heads) * h.head_dim)
     return uniform(attention + ffn + blocks.norms(2, h.hidden), h)
@@ -112,7 +113,7 @@ def _minimax_m2(config: Config) -> Stack:
 def _gpt_oss(config: Config) -> Stack:
     """Biases everywhere, and a learned attention sink per head."""
     h = heads(config, own_head_dim=True)
-    bias, total = config.required_flag("attention_bias"), config.count("num_local_experts")
+    bias, total = config.required_flag("attention_bias"), config.count_under("num_local_experts", "num_experts")
     active = _active(config, total)
     config.demand("experts_per_token", active)  # the same number under its older name
     ffn = blocks.moe(
@@ -124,24 +125,24 @@ def _gpt_oss(config: Config) -> Stack:
     rest = ffn + blocks.norms(2, h.hidden)
     windows = sliding_windows(config, kinds)
     layers = [grouped(h, window, qkv_bias=bias, o_bias=bias, extra_values=h.heads) + rest for window in windows]
-    return Stack(tuple(layers), h.hidden)
+    return stack(h, layers)
 
 
 def _llama4(config: Config) -> Stack:
     """Chunked attention, full in every fourth layer (the one without rotation); head norms have no weights."""
     h = heads(config, own_head_dim=True)
-    step, total = config.count("interleave_moe_layer_step"), config.count("num_local_experts")
+    step, total = config.count("interleave_moe_layer_step"), config.count_under("num_local_experts", "num_experts")
     inner, bias = config.count("intermediate_size"), config.flag("attention_bias")
     sparse = blocks.moe(h.hidden, inner, total, _active(config, total), router="feed_forward.router", shared=inner)
     dense = blocks.mlp(h.hidden, config.count("intermediate_size_mlp"))
     chunk = config.nullable("attention_chunk_size")
     moe_layers = config.items("moe_layers") or range(step - 1, h.layers, step)
-    config.get("use_qk_norm")
+    config.unused("use_qk_norm")
     layers = []
     for i, rotates in enumerate(_rotated(config, h.layers)):
         attention = grouped(h, chunk if rotates else None, kind="chunked", qkv_bias=bias, o_bias=bias)
         layers.append(attention + (sparse if i in moe_layers else dense) + blocks.norms(2, h.hidden))
-    return Stack(tuple(layers), h.hidden)
+    return stack(h, layers)
 
 
 def _rotated(config: Config, num_layers: int) -> list[bool]:
@@ -169,10 +170,10 @@ def _mimo_v2(config: Config) -> Stack:
     sinks = config.required_flag("add_full_attention_sink_bias"), config.required_flag("add_swa_attention_sink_bias")
     window = config.count("sliding_window")
     config.demand("sliding_window_size", window)
-    config.get("attention_chunk_size")  # not used by its attention
+    config.unused("attention_chunk_size")
     config.demand("attention_bias", False)
     config.demand("n_shared_experts", None, 0)
-    total = config.count("n_routed_experts")
+    total = config.count_under("n_routed_experts", "num_experts", "num_local_experts")
     sparse = blocks.moe(full.hidden, config.count("moe_intermediate_size"), total, _active(config, total))
     dense = blocks.mlp(full.hidden, config.count("intermediate_size"))
     layers = []
@@ -184,7 +185,7 @@ def _mimo_v2(config: Config) -> Stack:
             h, window if slides else None, value_dim=value_dims[slides], extra_values=h.heads * sinks[slides]
         )
         layers.append(attention + (sparse if routes else dense) + blocks.norms(2, full.hidden))
-    return Stack(tuple(layers), full.hidden)
+    return stack(full, layers)
 
 
 def _bits(config: Config, key: str, h: Heads) -> list[int]:
