@@ -38,7 +38,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server and one of its models. `server` is who answers: ridgeline, vllm, sglang, llama.cpp, ollama or unknown."""
+    """A server and one of its models. `server` says who answers: ridgeline, vllm, sglang, llama.cpp, ollama, unknown."""
 
     kind: Kind
     url: str  # without a trailing /v1
@@ -83,7 +83,9 @@ class GenerationRequest:
             raise ConfigError("a request needs either prompt or messages")
 
 
-async def detect(url: str, *, api_key: str | None = None, model: str | None = None, timeout_s: float = 10.0) -> Endpoint:
+async def detect(
+    url: str, *, api_key: str | None = None, model: str | None = None, timeout_s: float = 10.0
+) -> Endpoint:
     """Finds out what answers at `url` (http://host:port, host:port, with or without /v1) and which model it has.
 
     `model` None: the server's only, or first, model. Raises ConfigError: nobody there, no such API (HTML, not JSON),

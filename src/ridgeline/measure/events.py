@@ -91,16 +91,21 @@ class Recorder:
         if self.record.t_byte is None:
             self.record.t_byte = time
 
-    def token(self, time: float, channel: Channel, text: str, total: int | None = None) -> None:
-        """A chunk of text arrived. `total`: output tokens so far, by the server's running usage."""
+    def chunk(self, time: float, parts: Sequence[tuple[Channel, str]], total: int | None = None) -> None:
+        """A chunk arrived with these texts, empty ones among them: one token event, or none when all are empty.
+        `total`: output tokens so far, by the server's running usage."""
+        parts = [(channel, text) for channel, text in parts if text]
+        if not parts:
+            return
         record = self.record
         if record.t_1 is None:
             record.t_1 = time
-        if record.t_ans is None and channel != "reasoning":
+        if record.t_ans is None and any(channel != "reasoning" for channel, _ in parts):
             record.t_ans = time
         record.t_last = time
-        record.events.append(TokenEvent(time, channel, len(text)))
-        self._parts[channel].append(text)
+        record.events.append(TokenEvent(time, parts[0][0], sum(len(text) for _, text in parts)))
+        for channel, text in parts:
+            self._parts[channel].append(text)
         self._running.append(total)
 
     def usage(self, n_out: int, source: TokenSource) -> None:

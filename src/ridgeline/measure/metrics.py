@@ -9,7 +9,9 @@ What is undefined is None and is left out of statistics, never counted as 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import TypedDict
 
 from ridgeline.measure.events import Record
@@ -65,7 +67,7 @@ def queue_client(record: Record) -> float:
 
 def chunk_gaps(record: Record) -> list[float]:
     times = [event.time for event in record.events]
-    return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    return [later - earlier for earlier, later in pairwise(times)]
 
 
 def itls(record: Record) -> list[float]:
@@ -123,20 +125,14 @@ def interval(values: Iterable[float], share: float, confidence: float = 0.95) ->
     The number of samples below the percentile is binomial. None when there are too few samples to bound both sides.
     """
     ordered, tail = sorted(values), (1 - confidence) / 2
-    n = len(ordered)
-    low = next((k for k in range(n, -1, -1) if k == 0 or binomial_cdf(k - 1, n, share) <= tail), 0)
-    high = next((k for k in range(n + 1) if 1 - binomial_cdf(k, n, share) <= tail), n)
-    return (ordered[low - 1], ordered[high]) if 0 < low and high < n else None
+    below = list(accumulate(binomial_pmf(len(ordered), share)))  # below[k] = P(at most k samples lie below it)
+    low = bisect_right(below, tail)  # the highest rank that is above the percentile with probability <= tail
+    high = bisect_left(below, 1 - tail)
+    return (ordered[low - 1], ordered[high]) if low > 0 and high < len(ordered) else None
 
 
-def binomial_cdf(k: int, n: int, p: float) -> float:
-    """P(X <= k) of n trials with probability p in (0, 1)."""
-    if k < 0:
-        return 0.0
-    if k >= n:
-        return 1.0
-    logs = (
-        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * math.log(p) + (n - i) * math.log1p(-p)
-        for i in range(k + 1)
-    )
-    return min(1.0, math.fsum(math.exp(value) for value in logs))
+def binomial_pmf(n: int, p: float) -> Iterator[float]:
+    """P(X = k) for k = 0 ... n, of n trials with probability p in (0, 1)."""
+    for k in range(n + 1):
+        logarithm = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+        yield math.exp(logarithm + k * math.log(p) + (n - k) * math.log1p(-p))

@@ -1,0 +1,155 @@
+"""HTTP for measurements: one request in, one record out; whatever goes wrong is in the record.
+
+aiohttp, because a client that costs more than the server measures itself (`docs/decisions.md` has the figures). A
+record's `t_send` is taken when a connection is ready, so TCP and TLS set-up are no part of TTFT but stand in
+`t_send - t_sched`. All lines of one read share one time: they came together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import aiohttp
+import msgspec
+
+from ridgeline.measure import llamacpp_endpoint, ollama_endpoint, openai_endpoint
+from ridgeline.measure.endpoints import Endpoint, GenerationRequest, Kind
+from ridgeline.measure.events import Failure, Record, Recorder
+
+_CONNECT_TIMEOUT_S = 10.0
+_LONGEST_LINE = 16 * 2**20  # bytes; a line beyond this is no token event
+_QUOTED = 200  # characters of a strange answer that are worth showing
+
+
+class Reader(Protocol):
+    recorder: Recorder
+    ended: bool
+
+    def line(self, time: float, line: bytes) -> Failure | None: ...
+
+
+_READERS: dict[Kind, Callable[[Recorder], Reader]] = {
+    "openai": openai_endpoint.OpenAIReader,
+    "llamacpp": llamacpp_endpoint.LlamaCppReader,
+    "ollama": ollama_endpoint.OllamaReader,
+}
+_DIALECTS = {"openai": openai_endpoint, "llamacpp": llamacpp_endpoint, "ollama": ollama_endpoint}
+
+
+class Client:
+    """Use it inside one event loop; `connect` closes it. `clock` gives seconds, monotonic."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        timeout_s: float = 600.0,
+        count_tokens: Callable[[str], int] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.endpoint = endpoint
+        self.clock = clock
+        self._count_tokens = count_tokens
+        self._session = _session(endpoint, timeout_s, clock)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def stream(self, request: GenerationRequest, *, t_sched: float | None = None, index: int = 0) -> Record:
+        """Sends it now. `t_sched`: when it was meant to be sent; None: whenever it is sent."""
+        now = self.clock()
+        record = Record(
+            t_sched=now,
+            t_send=now,
+            index=index,
+            wanted_prompt_tokens=request.prompt_tokens,
+            wanted_output_tokens=request.max_tokens,
+        )
+        recorder = Recorder(record, self._count_tokens)
+        error = await self._run(request, recorder)
+        record.t_sched = record.t_send if t_sched is None else t_sched
+        return recorder.finish(self.clock(), error)
+
+    async def get(self, path: str) -> Any:
+        """A fact from the same server, such as /api/ps: JSON, or None where there is no such thing."""
+        async with self._session.get(self.endpoint.url + path) as response:
+            if response.status != 200:
+                return None
+            try:
+                return msgspec.json.decode(await response.read())
+            except msgspec.DecodeError:
+                return None
+
+    async def _run(self, request: GenerationRequest, recorder: Recorder) -> Failure | None:
+        dialect = _DIALECTS[self.endpoint.kind]
+        data = msgspec.json.encode(dialect.body(self.endpoint, request))
+        url = self.endpoint.url + dialect.path(request)
+        try:
+            async with self._session.post(url, data=data, trace_request_ctx=recorder.record) as response:
+                if response.status != 200:
+                    return await _refused(response)
+                return await self._read(response, _READERS[self.endpoint.kind](recorder))
+        except TimeoutError:
+            return Failure("timeout", "the server was silent for too long")
+        except msgspec.DecodeError as error:
+            return Failure("bad_response", f"not the JSON that was expected: {error}")
+        except aiohttp.ClientError as error:
+            return Failure("connection", str(error) or type(error).__name__)
+
+    async def _read(self, response: aiohttp.ClientResponse, reader: Reader) -> Failure | None:
+        if response.content_type == "text/html":
+            return Failure("bad_response", f"HTML instead of a stream: {(await response.text())[:_QUOTED]}")
+        rest, clock = b"", self.clock
+        async for data in response.content.iter_any():
+            now = clock()
+            reader.recorder.byte(now)
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > _LONGEST_LINE:
+                return Failure("bad_response", f"a line of more than {_LONGEST_LINE:,} bytes")
+            for line in lines:
+                if (failure := reader.line(now, line)) is not None:
+                    return failure
+        if rest and (failure := reader.line(clock(), rest)) is not None:
+            return failure
+        return None if reader.ended else Failure("truncated", "the stream ended before the answer did")
+
+
+def _session(endpoint: Endpoint, timeout_s: float, clock: Callable[[], float]) -> aiohttp.ClientSession:
+    headers = {"Content-Type": "application/json"}
+    if endpoint.api_key:
+        headers["Authorization"] = f"Bearer {endpoint.api_key}"
+    trace = aiohttp.TraceConfig()
+
+    async def connected(session: Any, context: Any, params: Any) -> None:
+        if isinstance(context.trace_request_ctx, Record):
+            context.trace_request_ctx.t_send = clock()
+
+    trace.on_connection_create_end.append(connected)
+    trace.on_connection_reuseconn.append(connected)
+    return aiohttp.ClientSession(
+        headers=headers,
+        connector=aiohttp.TCPConnector(limit=0),  # the load decides how many are in flight
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=timeout_s),
+        trace_configs=[trace],
+    )
+
+
+async def _refused(response: aiohttp.ClientResponse) -> Failure:
+    text = (await response.read()).decode(errors="replace")
+    try:
+        message = openai_endpoint.error_text(msgspec.json.decode(text))
+    except msgspec.DecodeError:
+        message = text[:_QUOTED]
+    return Failure(f"http_{response.status}", message)
+
+
+def run(coroutine: Any) -> Any:
+    """Runs a measurement on the fastest event loop that is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(coroutine)
+    return uvloop.run(coroutine)
