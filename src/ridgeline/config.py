@@ -49,6 +49,8 @@ class EngineConfig:
     kv_cache: bool = True  # False: recompute the whole sequence at every token, to show what that costs
     prefix_cache: bool = True  # keep computed prefixes for later requests; off without `kv_cache`
     prefix_ttl_s: float | None = None  # a cached prefix lives so long after its last use; None: until space is needed
+    cache_dir: str | None = None  # cached prefixes also go to this directory, and survive a restart
+    cache_disk: int = 10 * 10**9  # bytes that `cache_dir` may take
     admission: Admission = "reserve"  # which pages must be there before a request starts; engine/policy.py
     stuck_after_s: float = 60.0  # work waits and no step finished for so long: `/health` turns red
 
@@ -61,6 +63,7 @@ class ServerConfig:
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
+    admin_key: str | None = None  # for `/cache/...`; without any key these are open to this machine alone
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 8 << 20
     request_timeout_s: float = 600.0

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ridgeline.config import EngineConfig, ModelConfig, split
@@ -24,6 +25,7 @@ from ridgeline.engine.request import Delta, FinishReason, Request, RequestMetric
 from ridgeline.errors import ConfigError, ExecutionError, OverloadedError, RequestError
 
 if TYPE_CHECKING:
+    from ridgeline.engine.disk_tier import DiskTier, PageMemory
     from ridgeline.engine.loop import Engine
     from ridgeline.model.runtime import ModelRuntime
 
@@ -194,7 +196,9 @@ class LLM:
         return template.encode([dict(message) for message in messages], tools=tools, extra=extra)
 
     def close(self) -> None:
-        """Frees the model's memory. The LLM cannot be used afterwards."""
+        """Keeps cached prefixes in `cache_dir`, if there is one, and frees the model's memory. The LLM cannot be used
+        afterwards."""
+        self.engine.shutdown(0.0)
         self.runtime.close()
 
     def __enter__(self) -> LLM:
@@ -258,8 +262,30 @@ def load_engine(
             f"the system refuses memory for weights and KV pages; {format_bytes(available_memory())} are free",
             hint="lower kv_memory (--kv-memory), or choose a smaller model or dtype",
         ) from error
-    engine = Engine(runtime.executor, runtime.tokenizer, engine_config, context_len=runtime.context_len)
+    try:
+        tier = _open_tier(runtime, model_config, engine_config)
+    except BaseException:
+        runtime.close()
+        raise
+    engine = Engine(runtime.executor, runtime.tokenizer, engine_config, context_len=runtime.context_len, tier=tier)
     return runtime, engine
+
+
+def _open_tier(runtime: ModelRuntime, model_config: ModelConfig, engine_config: EngineConfig) -> DiskTier | None:
+    """Where cached prefixes outlive memory and process, when `cache_dir` is given."""
+    if engine_config.cache_dir is None:
+        return None
+    from ridgeline.engine.disk_tier import DiskTier
+    from ridgeline.model.fingerprint import kv_fingerprint
+
+    if not (engine_config.prefix_cache and engine_config.kv_cache):
+        raise ConfigError("cache_dir keeps cached prefixes, and the prefix cache is off", hint="leave one of them out")
+    if not hasattr(runtime.executor, "page_bytes"):
+        raise ConfigError("cache_dir needs an executor whose KV pages can be copied", hint="use --executor native")
+    memory = cast("PageMemory", runtime.executor)
+    fingerprint = kv_fingerprint(runtime.files, model_config.weights, runtime.executor, memory.page_bytes)
+    path = Path(engine_config.cache_dir).expanduser()
+    return DiskTier(path, memory, fingerprint=fingerprint, max_bytes=engine_config.cache_disk)
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -90,4 +90,4 @@ def test_usage_counts_each_prompt_once(server: LiveServer) -> None:
     assert usage["prompt_tokens"] == len("say:a") + len("say:bc") + 2
     assert usage["completion_tokens"] == 2 * (2 + 3)
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0

@@ -35,7 +35,8 @@ def test_series_follow_the_requests(start: Start) -> None:
     assert values["vllm:num_requests_running", ""] == 0
     assert values["vllm:num_requests_waiting", ""] == 0
     assert values["vllm:kv_cache_usage_perc", ""] == 0
-    assert values["ridgeline:kv_pages_free", ""] == values["ridgeline:kv_pages_total", ""] == 64
+    free, cached = values["ridgeline:kv_pages_free", ""], values["ridgeline:prefix_cache_pages", ""]
+    assert free + cached == values["ridgeline:kv_pages_total", ""] == 64
     latency = values["vllm:e2e_request_latency_seconds_sum", ""]
     parts = ("queue", "prefill", "decode")
     times = [values[f"vllm:request_{part}_time_seconds_sum", ""] for part in parts]

@@ -11,14 +11,16 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from ridgeline.config import Admission, EngineConfig, ModelConfig, Policy, SchedulerKind, ServerConfig
-from ridgeline.engine.request import SamplingParams
 from ridgeline.errors import ConfigError
 from ridgeline.units import parse_bytes, parse_tokens
+
+if TYPE_CHECKING:
+    from ridgeline.engine.request import SamplingParams
 
 Group = dict[str, tuple[Any, Any]]  # name -> (annotation, default)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -161,6 +163,14 @@ ENGINE_OPTIONS: Group = {
         ),
         EngineConfig.prefix_ttl_s,
     ),
+    "cache_dir": (
+        _engine(str | None, "--cache-dir", "Cached prefixes are kept in this directory too, and survive a restart."),
+        EngineConfig.cache_dir,
+    ),
+    "cache_disk": (
+        _engine(int, "--cache-disk", "The most that --cache-dir may take.", **_BYTES),
+        EngineConfig.cache_disk,
+    ),
     "admission": (
         _engine(
             Admission, "--admission", "reserve: pages for max_tokens are set aside; optimistic: preempt if need be."
@@ -191,6 +201,10 @@ SERVER_OPTIONS: Group = {
     "api_key_file": (
         _server(Path | None, "--api-key-file", "A file with one key per line.", exists=True, dir_okay=False),
         None,
+    ),
+    "admin_key": (
+        _server(str | None, "--admin-key", "The key for /cache/tree and /cache/flush."),
+        ServerConfig.admin_key,
     ),
     "cors_origins": (_server(list[str], "--cors-origin", "An origin that browsers may call from (repeatable)."), []),
     "max_body_bytes": (

@@ -22,33 +22,16 @@ from typing import Protocol
 
 from ridgeline.engine.page_directory import PageDirectory
 from ridgeline.engine.page_file import Bytes, PageChain, PageFileError, PageIdentity
+from ridgeline.engine.tier import TierStats
 from ridgeline.errors import ConfigError
 from ridgeline.units import format_bytes
 
 _log = logging.getLogger(__name__)
 
 WRITE_BYTES_PER_S = 200e6
+MAX_HEADER_BYTES = 1024  # of a page file, usually
 MAX_PENDING_BYTES = 256 << 20
 FLUSH_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class DiskStats:
-    """What is there now, then totals since the start."""
-
-    num_pages: int = 0
-    num_bytes: int = 0
-    max_bytes: int = 0
-    num_pending: int = 0  # queued, not written yet
-    num_foreign_pages: int = 0  # of other models, formats or kernels, when the directory was opened
-    num_written: int = 0
-    num_read: int = 0
-    num_evicted: int = 0  # for space
-    num_expired: int = 0
-    num_damaged: int = 0
-    num_foreign: int = 0  # sound files that were not the wanted page
-    num_dropped: int = 0  # not stored: the queue was full
-    num_failed: int = 0  # not stored or not read: the system refused
 
 
 class PageMemory(Protocol):
@@ -109,6 +92,7 @@ class DiskTier:
         self._pending: OrderedDict[bytes, _Offer] = OrderedDict()  # oldest first
         self._used: list[bytes] = []  # keys to mark as used, most recent last
         self._counts: Counter[str] = Counter()
+        self._hurried = False  # no more pauses between writes
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="ridgeline-disk-tier", daemon=True)
         self._thread.start()
@@ -141,20 +125,32 @@ class DiskTier:
         return num_loaded
 
     def store(
-        self, namespace: str, token_ids: Sequence[int], page_index: int, page_id: int, ttl_s: float | None = None
+        self,
+        namespace: str,
+        token_ids: Sequence[int],
+        page_index: int,
+        page_id: int,
+        *,
+        ttl_s: float = math.inf,
+        wait: bool = False,
     ) -> None:
-        """Queues a page for writing. Never blocks: a queue that is full drops it. `ttl_s` counts from its last use."""
+        """Queues a page for writing. A queue that is full drops it, or with `wait` is written at full speed first."""
         key, identity = self._chain.pages(namespace, token_ids, page_index + 1)[page_index]
-        known = self._has(key)
-        payload = None if known or len(self._pending) >= self._max_pending else self._memory.read_page(page_id)
         with self._changed:
-            if known:
+            if wait:
+                self._hurried = True
+                self._changed.notify_all()
+                self._changed.wait_for(self._has_room, FLUSH_TIMEOUT_S)
+            if self._has(key):
                 self._used.append(key)
-            elif payload is None:
-                self._counts["num_dropped"] += 1
+            elif self._has_room():
+                self._pending[key] = _Offer(identity, self._memory.read_page(page_id), ttl_s)
             else:
-                self._pending[key] = _Offer(identity, payload, math.inf if ttl_s is None else ttl_s)
+                self._counts["num_dropped"] += 1
             self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return len(self._pending) < self._max_pending
 
     def _has(self, key: bytes) -> bool:
         return key in self._pending or key in self._directory
@@ -176,12 +172,13 @@ class DiskTier:
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 
-    def stats(self) -> DiskStats:
+    def stats(self) -> TierStats:
         with self._changed:
-            return DiskStats(
+            return TierStats(
                 num_pages=self._directory.num_pages,
                 num_bytes=self._directory.num_bytes,
                 max_bytes=self._directory.max_bytes,
+                max_pages=self._directory.max_bytes // (self._memory.page_bytes + MAX_HEADER_BYTES),
                 num_pending=len(self._pending),
                 num_foreign_pages=self._num_foreign_pages,
                 **self._counts,
@@ -203,7 +200,7 @@ class DiskTier:
     def close(self) -> None:
         """Writes what is queued, at full speed, and lets other processes use the directory."""
         with self._changed:
-            self._closing = True
+            self._hurried = self._closing = True
             self._changed.notify_all()
         self._thread.join(FLUSH_TIMEOUT_S)
         if self._thread.is_alive():
@@ -227,7 +224,7 @@ class DiskTier:
                 self._write_oldest()
             with self._changed:
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._closing, self._write_pause_s)
+                self._changed.wait_for(lambda: self._hurried, self._write_pause_s)
 
     def _mark_used(self) -> None:
         with self._changed:

@@ -112,10 +112,10 @@ def file_bytes(identity: PageIdentity, payload_bytes: int) -> int:
 
 def write_page_file(path: str, temporary: str, identity: PageIdentity, payload: Bytes, ttl_s: float) -> None:
     """Writes `temporary` and renames it, so that `path` is whole or not there. Raises OSError."""
-    header = identity.header(zlib.crc32(payload), payload.nbytes, ttl_s)
+    header = identity.header(zlib.crc32(payload.data), payload.nbytes, ttl_s)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
     with open(descriptor, "wb", buffering=0) as file:
-        for part in (memoryview(header), memoryview(payload)):
+        for part in (memoryview(header), payload.data):
             while part:
                 part = part[file.write(part) :]
     os.rename(temporary, path)
@@ -133,14 +133,14 @@ def read_page_file(path: str, identity: PageIdentity, payload_bytes: int) -> Byt
     if idle_s > ttl_s:
         raise PageFileError("expired", f"last used {idle_s:.0f} s ago, kept for {ttl_s:.0f} s")
     payload: Bytes = data[len(data) - payload_bytes :]
-    if zlib.crc32(payload) != payload_crc:
+    if zlib.crc32(payload.data) != payload_crc:
         raise PageFileError("damaged", "the payload's checksum differs")
     return payload
 
 
 def _check_header(data: Bytes, identity: PageIdentity, payload_bytes: int) -> tuple[int, float]:
     """The payload's stored checksum and the time to live, of a file whose header and size are as they must be."""
-    payload_crc, stored_bytes, ttl_s = _PAYLOAD.unpack_from(data, _CRC_END)
+    payload_crc, stored_bytes, ttl_s = _PAYLOAD.unpack_from(data.data, _CRC_END)
     expected = identity.header(payload_crc, payload_bytes, ttl_s)
     if data[: len(expected)].tobytes() == expected:
         if len(data) != len(expected) + payload_bytes:
@@ -149,7 +149,7 @@ def _check_header(data: Bytes, identity: PageIdentity, payload_bytes: int) -> tu
     header_bytes = len(data) - stored_bytes
     if not _CRC_END <= header_bytes <= len(data) or data[: len(MAGIC)].tobytes() != MAGIC:
         raise PageFileError("damaged", "no header of this version, or cut off")
-    (stored_crc,) = _CRC.unpack_from(data, len(MAGIC))
-    if zlib.crc32(data[_CRC_END:header_bytes]) != stored_crc:
+    (stored_crc,) = _CRC.unpack_from(data.data, len(MAGIC))
+    if zlib.crc32(data[_CRC_END:header_bytes].data) != stored_crc:
         raise PageFileError("damaged", "the header's checksum differs")
     raise PageFileError("foreign", "another model, format, namespace or prefix")

@@ -7,8 +7,46 @@ it cannot give is a miss, never an error. Page p of a sequence holds the tokens 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+from ridgeline.engine.radix import Node, decode
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """What is there now, then totals since the start."""
+
+    num_pages: int = 0
+    num_bytes: int = 0
+    max_bytes: int = 0
+    max_pages: int = 0  # of this model, that `max_bytes` holds
+    num_pending: int = 0  # queued, not written yet
+    num_foreign_pages: int = 0  # of other models, formats or kernels, when it was opened
+    num_written: int = 0
+    num_read: int = 0
+    num_evicted: int = 0  # for space
+    num_expired: int = 0
+    num_damaged: int = 0
+    num_foreign: int = 0  # sound, but not the wanted page
+    num_dropped: int = 0  # not stored: the queue was full
+    num_failed: int = 0  # not stored or not read: the system refused
+
+
+def store_all(tier: Tier, nodes: Iterable[Node], now: float) -> None:
+    """Offers a tier the cached pages, as far as it has room: the most recently used last, and of a sequence its first
+    page last, because a tier too forgets what was used longest ago."""
+    alive = sorted((node for node in nodes if node.expires_s > now), key=lambda node: (node.last_used_s, -node.end))
+    num_over = sum(len(node.pages) for node in alive) - tier.stats().max_pages
+    for node in alive:
+        token_ids = decode(node.prefix())
+        for index in reversed(range(node.start, node.end)):
+            if num_over <= 0:
+                page = node.pages[index - node.start]
+                tier.store(node.namespace, token_ids, index, page, ttl_s=node.expires_s - now, wait=True)
+            num_over -= 1
 
 
 class Tier(Protocol):
@@ -21,7 +59,27 @@ class Tier(Protocol):
         first on, now hold what they should. Fewer than asked when a stored page turns out damaged."""
         ...
 
-    def store(self, namespace: str, token_ids: Sequence[int], page_index: int, page_id: int) -> None:
+    def store(
+        self,
+        namespace: str,
+        token_ids: Sequence[int],
+        page_index: int,
+        page_id: int,
+        *,
+        ttl_s: float = math.inf,
+        wait: bool = False,
+    ) -> None:
         """Offers page `page_index` of a sequence that starts with `token_ids`; its contents stay valid during the call
-        only. Called at a page's second hit and at its eviction; the same page may come again. Never blocks."""
+        only. Called at a page's second hit, at its eviction and at shutdown; the same page may come again. The page
+        must not be given out `ttl_s` after its last use. Never blocks unless `wait`, at shutdown."""
+        ...
+
+    def clear(self) -> int:
+        """Forgets all pages; how many."""
+        ...
+
+    def stats(self) -> TierStats: ...
+
+    def close(self) -> None:
+        """Makes what was stored last until the next start."""
         ...

@@ -21,8 +21,10 @@ from ridgeline.engine.loop import Engine
 from ridgeline.errors import RequestError
 from ridgeline.model.runtime import ModelRuntime
 from ridgeline.server import errors
+from ridgeline.server.admin import cache_tree, flush_cache
 from ridgeline.server.auth import BearerAuth
 from ridgeline.server.bridge import Bridge
+from ridgeline.server.cache import EXPLAIN_HEADER
 from ridgeline.server.errors import json_response, renamed
 from ridgeline.server.jobs import Envelope, Job, Prepare, prepare_chat, prepare_completion
 from ridgeline.server.replies import EventStream, whole_reply
@@ -40,8 +42,8 @@ def create_app(state: ServerState) -> FastAPI:
     errors.install(app)
     _add_generation_routes(app, state)
     _add_information_routes(app, state)
-    if state.config.api_keys:
-        app.add_middleware(BearerAuth, api_keys=state.config.api_keys)
+    _add_cache_routes(app, state)
+    app.add_middleware(BearerAuth, api_keys=state.config.api_keys, admin_key=state.config.admin_key)
     if state.config.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(state.config.cors_origins), allow_methods=["*"], allow_headers=["*"]
@@ -55,7 +57,13 @@ def _add_generation_routes(app: FastAPI, state: ServerState) -> None:
         arrived_at = time.monotonic()
         state.require()
         body = await read_body(request, state.config.max_body_bytes)
-        envelope = Envelope(request.state.request_id, arrived_at, body)
+        envelope = Envelope(
+            request.state.request_id,
+            arrived_at,
+            body,
+            salt=getattr(request.state, "cache_salt", ""),
+            explain_cache=request.headers.get(EXPLAIN_HEADER, "0") != "0",
+        )
         job = await asyncio.to_thread(prepare, state, envelope)
         return await _answer(request, job)
 
@@ -116,6 +124,18 @@ def _add_information_routes(app: FastAPI, state: ServerState) -> None:
         return Response(state.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
+def _add_cache_routes(app: FastAPI, state: ServerState) -> None:
+    """Both ask the engine's thread, and wait for its step."""
+
+    @app.get("/cache/tree")
+    async def get_cache_tree() -> Response:
+        return json_response(await asyncio.to_thread(cache_tree, state.require()))
+
+    @app.post("/cache/flush")
+    async def post_cache_flush() -> Response:
+        return json_response(await asyncio.to_thread(flush_cache, state.require()))
+
+
 def _model_card(state: ServerState, served: Served, name: str) -> dict[str, Any]:
     return {
         "id": name,
@@ -141,6 +161,7 @@ def _health(state: ServerState) -> tuple[int, dict[str, Any]]:
         "running": stats.num_running,
         "waiting": stats.num_waiting,
         "free_pages": stats.num_pages_free,
+        "cached_pages": stats.num_pages_cached,
         "total_pages": stats.num_pages,
     }
     if state.served.engine.is_stuck():
@@ -188,6 +209,6 @@ def _put_in_service(state: ServerState, runtime: ModelRuntime, engine: Engine) -
         timeout_s=state.config.request_timeout_s,
         on_finish=lambda generation, delta: state.metrics.observe(names[0], generation.prepare_s, delta),
     )
-    state.metrics.watch(names[0], engine.stats)
+    state.metrics.watch(names[0], engine.stats, engine.tier_stats)
     engine.start()
     state.served = Served(runtime, engine, bridge, names)

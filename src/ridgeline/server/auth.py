@@ -2,44 +2,80 @@
 
 `/health` stays open, because load balancers ask without a key; everything else needs one when the server has any.
 Each request is compared with every key in constant time, so neither a key's prefix nor its place in the list can be
-learned from how long a refusal takes.
+learned from how long a refusal takes. With several keys, each has a part of the prefix cache to itself.
+
+`/cache/...` shows and drops what all clients have cached: it needs the admin key. A server without any key answers
+there to this machine alone, and not through a proxy, whose clients may be anywhere.
 """
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ridgeline.errors import RequestError
+from ridgeline.server.cache import key_salt
 from ridgeline.server.errors import error_response
 
 OPEN_PATHS = frozenset({"/health"})
+ADMIN_PREFIX = "/cache/"
+_PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip")
 
 
 class BearerAuth:
-    """ASGI middleware that answers 401 to a request without a known key."""
+    """ASGI middleware that answers 401 or 403 to a request without the right key."""
 
-    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...], admin_key: str | None) -> None:
         self._app = app
-        self._keys = [key.encode() for key in api_keys]
+        self._api_keys = api_keys
+        self._admin_key = admin_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
-            await self._app(scope, receive, send)
-            return
-        given = Headers(scope=scope).get("authorization")
-        if self._is_known(given):
-            await self._app(scope, receive, send)
-            return
-        problem = "no API key was sent" if given is None else "the API key is not one of this server's"
-        hint = "send the header 'Authorization: Bearer KEY'"
-        await error_response(RequestError(problem, code="invalid_api_key", status=401, hint=hint))(scope, receive, send)
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                self._check(scope)
+            except RequestError as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
-    def _is_known(self, header: str | None) -> bool:
-        scheme, _, key = (header or "").partition(" ")
-        if scheme.lower() != "bearer":
-            return False
-        matches = [hmac.compare_digest(key.strip().encode(), known) for known in self._keys]
-        return any(matches)
+    def _check(self, scope: Scope) -> None:
+        """Raises the refusal. Notes the salt of a known key in `scope["state"]`."""
+        if scope["path"].startswith(ADMIN_PREFIX):
+            self._check_admin(scope)
+        elif self._api_keys:
+            key = _require_key(scope, self._api_keys)
+            if len(self._api_keys) > 1:
+                scope.setdefault("state", {})["cache_salt"] = key_salt(key)
+
+    def _check_admin(self, scope: Scope) -> None:
+        if self._admin_key is not None:
+            _require_key(scope, (self._admin_key,))
+        elif self._api_keys:
+            problem = f"{scope['path']} needs an admin key, and this server has none"
+            raise RequestError(problem, code="no_admin_key", status=403, hint="start it with --admin-key")
+        elif not _is_this_machine(scope):
+            problem = f"{scope['path']} is open to the server's own machine alone"
+            raise RequestError(problem, code="not_local", status=403, hint="start the server with --admin-key")
+
+
+def _require_key(scope: Scope, keys: tuple[str, ...]) -> str:
+    """The one of `keys` that was sent."""
+    header = Headers(scope=scope).get("authorization")
+    scheme, _, given = (header or "").partition(" ")
+    matches = [key for key in keys if hmac.compare_digest(given.strip().encode(), key.encode())]
+    if not matches or scheme.lower() != "bearer":
+        problem = "no API key was sent" if header is None else "the API key is not one of this server's"
+        hint = "send the header 'Authorization: Bearer KEY'"
+        raise RequestError(problem, code="invalid_api_key", status=401, hint=hint)
+    return matches[0]
+
+
+def _is_this_machine(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    if scope.get("client") is None or any(name in headers for name in _PROXY_HEADERS):
+        return False
+    return ipaddress.ip_address(scope["client"][0]).is_loopback

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable
 from ridgeline.engine.loop import Engine
 from ridgeline.engine.request import Delta, FinishReason, Request, SamplingParams, Sink
 from ridgeline.errors import RidgelineError
+from ridgeline.server.cache import CacheOptions
 from ridgeline.server.errors import shutting_down, timed_out
 
 
@@ -32,6 +33,7 @@ class Work:
     n: int
     priority: int
     arrived_at: float  # time.monotonic()
+    cache: CacheOptions
 
     @property
     def num_choices(self) -> int:
@@ -124,6 +126,9 @@ class Generation:
                 sink=self._bridge.sink(self, index),
                 priority=work.priority,
                 choice=index % work.n,
+                cache_salt=work.cache.salt,
+                cache_ttl_s=work.cache.ttl_s,
+                explain_cache=work.cache.explain,
             )
             self._bridge.engine.submit(request)
             self._running.add(index)

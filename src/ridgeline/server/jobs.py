@@ -16,6 +16,7 @@ from ridgeline.engine.request import SamplingParams
 from ridgeline.errors import RequestError
 from ridgeline.model.runtime import ModelRuntime
 from ridgeline.server.bridge import Work
+from ridgeline.server.cache import cache_options
 from ridgeline.server.checks import refusal
 from ridgeline.server.errors import renamed
 from ridgeline.server.fields import CHAT, COMPLETION, SAMPLING
@@ -34,6 +35,8 @@ class Envelope:
     request_id: str
     arrived_at: float  # time.monotonic()
     body: bytes
+    salt: str = ""  # of the API key, when there are several
+    explain_cache: bool = False  # the header asks for it
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,7 @@ def _job(
         n=fields.get("n", 1),
         priority=fields.get("priority", 0),
         arrived_at=envelope.arrived_at,
+        cache=cache_options(fields, default_salt=envelope.salt, explain=envelope.explain_cache),
     )
     _check_schedulable(work, served.engine.config)
     return Job(

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 
 import msgspec
 from fastapi import Response
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.types import Receive, Scope, Send
 
-from ridgeline.engine.request import Delta
+from ridgeline.engine.request import Delta, RequestMetrics
 from ridgeline.errors import RidgelineError
 from ridgeline.server.bridge import Generation
+from ridgeline.server.cache import CacheExplanation, Missed
 from ridgeline.server.errors import error_body
 from ridgeline.server.formats import merged
 from ridgeline.server.jobs import Job
@@ -23,14 +24,16 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Tally:
-    """Counts what goes by: tokens for `usage`, and the timings of the choice that finishes last."""
+    """Counts what goes by: tokens for `usage`, why prompts missed, and the timings of the choice that finishes last."""
 
     def __init__(self, job: Job, generation: Generation) -> None:
+        self._job = job
         self._n = job.work.n
         self._num_running = job.work.num_choices
         self._prompt_tokens = sum(len(prompt) for prompt in job.work.prompts)
         self._completion_tokens = 0
-        self._cached_tokens = 0
+        self._details = PromptTokensDetails()
+        self._explanations: dict[int, CacheExplanation] = {}  # by prompt
         self._prepare_s = generation.prepare_s
         self.timings: Timings | None = None  # set when all choices have finished
 
@@ -41,14 +44,31 @@ class Tally:
         self._num_running -= 1
         if delta.metrics is not None:
             if index % self._n == 0:  # a prompt counts once, and so does what was cached of it
-                self._cached_tokens += delta.metrics.num_cached_tokens
+                self._details.add(delta.metrics)
+                self._explain(index // self._n, delta.metrics)
             if self._num_running == 0:
                 self.timings = Timings.of(delta.metrics, self._prepare_s)
 
     def usage(self) -> Usage:
         total = self._prompt_tokens + self._completion_tokens
-        details = PromptTokensDetails(self._cached_tokens)
-        return Usage(self._prompt_tokens, self._completion_tokens, total, details)
+        return Usage(self._prompt_tokens, self._completion_tokens, total, self._details)
+
+    def explanations(self) -> list[CacheExplanation] | UnsetType:
+        """Of all prompts, when they were asked for."""
+        return [self._explanations[index] for index in sorted(self._explanations)] or UNSET
+
+    def _explain(self, index: int, metrics: RequestMetrics) -> None:
+        if metrics.cache_miss is not None:
+            runtime = self._job.served.runtime
+            missed = Missed(
+                self._job.work.prompts[index],
+                metrics.cache_miss,
+                metrics.num_cached_tokens + metrics.num_loaded_tokens,
+                runtime.executor.page_size,
+                salted=bool(self._job.work.cache.salt),
+                speller=runtime.tokenizer,
+            )
+            self._explanations[index] = missed.explanation()
 
 
 async def whole_reply(job: Job, generation: Generation) -> Response:
@@ -67,6 +87,7 @@ async def whole_reply(job: Job, generation: Generation) -> Response:
         choices=[job.format.whole(index, merged(parts)) for index, parts in enumerate(deltas)],
         usage=tally.usage(),
         timings=tally.timings or UNSET,
+        cache_explanation=tally.explanations(),
     )
     return Response(msgspec.json.encode(reply), media_type="application/json")
 
@@ -140,6 +161,7 @@ class _Stream:
             self._chunk.usage = self._tally.usage()
         if choice.finish_reason is not None and self._tally.timings is not None:
             self._chunk.timings = self._tally.timings
+            self._chunk.cache_explanation = self._tally.explanations()
         return self._encode()
 
     def usage_event(self) -> bytes:

@@ -1,8 +1,8 @@
 """OpenAI's response shapes as msgspec structs: declared once, encoded fast.
 
 `Reply` serves chat and completions, whole and streamed; they differ in `object` and in the kind of choice. A field
-that is UNSET does not appear in the JSON; one that is None appears as null. `timings` is ours: OpenAI's clients
-ignore it.
+that is UNSET does not appear in the JSON; one that is None appears as null. `timings` and
+`cache_explanation` are ours: OpenAI's clients ignore them.
 """
 
 from __future__ import annotations
@@ -10,10 +10,22 @@ from __future__ import annotations
 from msgspec import UNSET, Struct, UnsetType
 
 from ridgeline.engine.request import RequestMetrics
+from ridgeline.server.cache import CacheExplanation
 
 
 class PromptTokensDetails(Struct):
-    cached_tokens: int = 0
+    """Whole pages of the prompts. `cached_tokens` is OpenAI's; the others are ours."""
+
+    cached_tokens: int = 0  # not computed again
+    loaded_tokens: int = 0  # of these: read from --cache-dir
+    created_tokens: int = 0  # added to the prefix cache by this request
+    expired_tokens: int = 0  # would have been cached, had they not expired
+
+    def add(self, metrics: RequestMetrics) -> None:
+        self.cached_tokens += metrics.num_cached_tokens + metrics.num_loaded_tokens
+        self.loaded_tokens += metrics.num_loaded_tokens
+        self.created_tokens += metrics.num_created_cache_tokens
+        self.expired_tokens += metrics.num_expired_tokens
 
 
 class Usage(Struct):
@@ -126,3 +138,4 @@ class Reply(Struct):
     choices: list[Choice]
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
+    cache_explanation: list[CacheExplanation] | UnsetType = UNSET  # one per prompt
