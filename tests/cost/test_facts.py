@@ -13,6 +13,7 @@ from ridgeline.cost.memory import kv_bytes_per_token
 from ridgeline.errors import CheckpointError, ConfigError
 from ridgeline.model.catalog import catalog_names
 from ridgeline.model.resolve import load_spec, resolve_model
+from ridgeline.model.spec import from_config
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
@@ -52,6 +53,16 @@ def test_kv_bytes_are_exact_at_every_context(facts, name):
     for group in groups:
         kinds[group.kind] = kinds.get(group.kind, 0) + group.num_layers
     assert kinds == truth["layer_cache_kinds"]
+
+
+@pytest.mark.parametrize(
+    "name", ["SmolLM2-135M", "Llama-3.1-8B", "Mistral-7B-v0.1", "Qwen2.5-7B-Instruct", "Qwen3-0.6B"]
+)
+def test_planner_and_engine_agree_on_models_that_can_be_served(facts, name):
+    spec, model = from_config(golden(name), source=name), facts[name]
+    assert spec.num_parameters == model.parameters
+    groups = model.cache_groups()
+    assert kv_bytes_per_token(spec, "bf16") == sum(group.bytes_per_token for group in groups)
 
 
 @pytest.mark.parametrize("name", EXPECTED)

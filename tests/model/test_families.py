@@ -42,6 +42,7 @@ VARIANTS = [
     ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", SMALL | GQA | {"head_dim": 24, "decoder_sparse_step": 2}),
     ("GraniteMoeConfig", "GraniteMoeForCausalLM", SMALL | GQA),
     ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", SMALL | GQA | {"num_local_experts": 0}),
+    ("Ministral3Config", "Ministral3ForCausalLM", SMALL | GQA | {"head_dim": 24}),
     ("Olmo3Config", "Olmo3ForCausalLM", SMALL | GQA | {"attention_bias": True}),
     ("Phi3Config", "Phi3ForCausalLM", SMALL | GQA | {"pad_token_id": 0, "tie_word_embeddings": True}),
     ("FalconConfig", "FalconForCausalLM", FALCON | {"num_kv_heads": 2, "new_decoder_architecture": True}),

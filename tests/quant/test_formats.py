@@ -1,16 +1,18 @@
+import gguf
 import pytest
 
 from ridgeline.errors import ConfigError
-from ridgeline.quant import ggml_blocks
 from ridgeline.quant.formats import FORMATS, kv_format, weight_format
 from ridgeline.quant.released import release
 
 
-@pytest.mark.parametrize("name", ggml_blocks.FORMATS)
-def test_block_formats_take_what_the_decoder_reads(name):
-    block = ggml_blocks.FORMATS[name]
-    rows = 3
-    assert weight_format(name).size(rows, 512) == rows * 512 // block.block_len * block.block_bytes
+def test_block_formats_take_what_ggml_says():
+    known = {kind.name.lower(): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()} | {"fp32": (1, 4)}
+    blocked = [fmt for fmt in FORMATS.values() if fmt.fallback or fmt.name in ("bf16", "f16", "fp32")]
+    assert len(blocked) > 20
+    for fmt in blocked:
+        block_len, block_bytes = known[fmt.name]
+        assert fmt.size(3, 512) == 3 * 512 // block_len * block_bytes, fmt.name
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,15 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ridgeline.errors import CheckpointError
+from ridgeline.errors import CheckpointError, ConfigError
+from ridgeline.quant.formats import weight_format
 
+if TYPE_CHECKING:
+    from ridgeline.model.gguf import GgufFile
+
+_NOT_PARAMETERS = ("rope_freqs", "rope_factors", "exp_probs_b")  # rotary tables, routing buffers
 _HEAD, _EMBEDDINGS = "lm_head.weight", ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight")
 
 
@@ -62,6 +68,21 @@ def read_safetensors(directory: Path) -> StoredTensors | None:
     else:
         return None
     return StoredTensors({name: entry for file in files for name, entry in _header(file).items()})
+
+
+def read_gguf(file: GgufFile) -> StoredTensors:
+    """The parameters of an open GGUF file. Raises CheckpointError for a type whose size is unknown."""
+    tensors = {}
+    for tensor in file.tensors.values():
+        if any(part in tensor.name for part in _NOT_PARAMETERS):
+            continue
+        try:
+            fmt = weight_format(tensor.type)
+        except ConfigError as error:
+            raise CheckpointError(f"{file.path}: tensor {tensor.name!r} is of type {tensor.type}") from error
+        *outer, inputs = tensor.shape
+        tensors[tensor.name] = math.prod(tensor.shape), fmt.size(math.prod(outer), inputs)
+    return StoredTensors(tensors)
 
 
 def _header(path: Path) -> dict[str, tuple[int, int]]:

@@ -15,16 +15,17 @@ from typing import Any
 from ridgeline.config import nearest
 from ridgeline.cost import flops, kv
 from ridgeline.cost import parameters as weights
-from ridgeline.cost.checkpoint import StoredTensors, read_safetensors
+from ridgeline.cost.checkpoint import StoredTensors, read_gguf, read_safetensors
 from ridgeline.errors import ConfigError
 from ridgeline.model.anatomy import Anatomy
 from ridgeline.model.catalog import catalog_entry, catalog_names
-from ridgeline.model.families import describe, from_spec
+from ridgeline.model.families import describe
+from ridgeline.model.gguf_config import config_of
 from ridgeline.quant.formats import FORMATS, kv_format, weight_format
 from ridgeline.quant.released import Release, release
 
 STORED = "stored"
-_GGUF_EMBEDDING, _GGUF_HEAD = "token_embd.weight", "output.weight"
+_GGUF_EMBEDDING, _GGUF_HEAD, _GGUF_EXPERTS = "token_embd.weight", "output.weight", "_exps."
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,19 @@ class ModelFacts:
     def decode_read_bytes(self, fmt: str, batch: int = 1) -> float:
         """Weights that one decode step of `batch` sequences reads."""
         if fmt.lower() == STORED and self.is_gguf and self.files:
-            table = self.files.bytes_of(_GGUF_EMBEDDING) if _GGUF_HEAD in self.files.tensors else 0
-            return self.files.num_bytes - table * (1 - min(batch / self.anatomy.vocab_size, 1))
+            return self._gguf_read_bytes(self.files, batch)
         return weights.decode_read_bytes(self.anatomy, self._formats(fmt), batch)
+
+    def _gguf_read_bytes(self, files: StoredTensors, batch: int) -> float:
+        """As `parameters.decode_read_bytes`, from the bytes of the file's tensors."""
+        unread = 0.0
+        if _GGUF_HEAD in files.tensors:
+            unread += files.bytes_of(_GGUF_EMBEDDING) * (1 - min(batch / self.anatomy.vocab_size, 1))
+        experts = next((layer.experts for layer in self.anatomy.layers if layer.experts), None)
+        if experts:
+            names = [name for name in files.tensors if _GGUF_EXPERTS in name]
+            unread += files.bytes_of(*names) * (1 - weights.distinct_experts(experts, batch) / experts.total)
+        return files.num_bytes - unread
 
     def cache_groups(self, kv_fmt: str = "bf16") -> tuple[kv.CacheGroup, ...]:
         """The layers by kind of cache, with their bytes."""
@@ -178,11 +189,13 @@ def load_facts(model: str) -> ModelFacts:
 
 
 def _gguf_facts(name: str, path: Path) -> ModelFacts:
-    import math
-
-    from ridgeline.model.gguf import open_gguf
-    from ridgeline.model.resolve import gguf_spec
+    from ridgeline.model.gguf import open_gguf  # numpy
 
     file = open_gguf(path)
-    tensors = {tensor.name: (math.prod(tensor.shape), len(tensor.data)) for tensor in file.tensors.values()}
-    return ModelFacts(name, from_spec(gguf_spec(file)), files=StoredTensors(tensors), is_gguf=True)
+    shapes = {tensor.name: tensor.shape for tensor in file.tensors.values()}
+    stored = read_gguf(file)
+    anatomy = describe(config_of(file.metadata, shapes, source=str(path)), source=str(path))
+    described, held = weights.total_parameters(anatomy), stored.num_parameters
+    if described != held:
+        raise ConfigError(f"{path}: the file holds {held:,} parameters, its metadata describes {described:,}")
+    return ModelFacts(name, anatomy, files=stored, is_gguf=True)

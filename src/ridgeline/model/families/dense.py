@@ -3,8 +3,6 @@ GPT-NeoX (Pythia)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ridgeline.model import blocks
 from ridgeline.model.anatomy import Block, Matrix
 from ridgeline.model.config_values import layer_windows
@@ -21,21 +19,6 @@ from ridgeline.model.families.common import (
     switched_windows,
     uniform,
 )
-
-if TYPE_CHECKING:
-    from ridgeline.model.spec import ModelSpec
-
-
-def from_spec(spec: ModelSpec) -> Stack:
-    """Of a model that the decoder program serves, whatever file described it."""
-    h = Heads(spec.hidden_size, spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim)
-    rest = blocks.mlp(h.hidden, spec.intermediate_size, bias=spec.mlp_bias) + blocks.norms(2, h.hidden)
-    extra = 2 * h.head_dim * spec.qk_norm
-    layers = [
-        grouped(h, window, qkv_bias=spec.qkv_bias, o_bias=spec.o_bias, extra_values=extra) + rest
-        for window in spec.windows or (None,) * h.layers
-    ]
-    return stack(h, layers)
 
 
 def _llama(config: Config) -> Stack:
@@ -155,7 +138,8 @@ def _gpt_neox(config: Config) -> Stack:
 
 FAMILIES = {
     "llama": Family(_llama, ("LlamaForCausalLM",)),
-    "mistral": Family(_mistral, ("MistralForCausalLM",)),
+    "mistral": Family(_mistral, ("MistralForCausalLM", "Mistral3ForConditionalGeneration")),
+    "ministral3": Family(_mistral, ("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration")),
     "smollm3": Family(_smollm3, ("SmolLM3ForCausalLM",)),
     "qwen2": Family(_qwen2, ("Qwen2ForCausalLM",)),
     "qwen3": Family(_qwen3, ("Qwen3ForCausalLM",)),

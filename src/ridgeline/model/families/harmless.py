@@ -9,7 +9,7 @@ _GROUPS = {
         "output_attentions output_hidden_states torchscript is_encoder_decoder is_decoder add_cross_attention "
         "tie_encoder_decoder pruned_heads problem_type chunk_size_feed_forward use_bfloat16 "
         "task_specific_params summary_type summary_use_proj summary_proj_to_labels num_logits_to_keep "
-        "unsloth_fixed for_llm_compressor quantization_config"
+        "unsloth_fixed is_llama_config for_llm_compressor quantization_config"
     ),
     "Token ids": (
         "bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id image_token_id "
@@ -25,7 +25,8 @@ _GROUPS = {
         "rope_theta rope_scaling rope_parameters rope_type rope_interleave rope_local_base_freq "
         "swa_rope_theta swa_rope_parameters partial_rotary_factor rotary_pct rotary_emb_base rotary_dim "
         "original_max_position_embeddings initial_context_length position_embedding_type no_rope_layers "
-        "no_rope_layer_interval max_window_layers attn_temperature_tuning floor_scale attn_scale"
+        "no_rope_layer_interval max_window_layers attn_temperature_tuning floor_scale attn_scale "
+        "interpolate_factor full_attn_mod indexer_rope_interleave rope_interleaved"
     ),
     "Prediction layers after the last, which speculate and are not part of the model": (
         "num_nextn_predict_layers mtp_num_hidden_layers mtp_use_dedicated_embeddings num_mtp_modules "
