@@ -119,17 +119,9 @@ class Cache:
         num_full = request.num_computed_tokens // self.page_size
         if node is None or num_full <= node.end:
             return
-        start, own = node.end, request.pages[node.end : num_full]
-        tokens = request.token_bytes(start * self.page_size, num_full * self.page_size)
-        self._nodes[request], pages = self.tree.insert(node, tokens, own, self._use(request))
-        new = [page for page, stored in zip(own, pages, strict=True) if page == stored]
-        known = pages[: len(pages) - len(new)]
-        self.pool.store(new)
-        self.pool.share(known)
-        self.pool.release(own[: len(known)])
-        request.pages[start:num_full] = pages
-        request.num_created_cache_tokens += request.count_pages(num_full - len(new), num_full, self.page_size)
-        self.counters.num_published += len(new)
+        num_new = self._insert(request, num_full)
+        request.num_created_cache_tokens += request.count_pages(num_full - num_new, num_full, self.page_size)
+        self.counters.num_published += num_new
 
     def release(self, request: Request) -> None:
         """Takes all pages back from a request that ends or is preempted; the tail first, so that heads live longest."""
@@ -236,9 +228,10 @@ class Cache:
     def _take(self, request: Request, match: Match) -> int:
         """Makes the matched pages the request's next ones; how many tokens of its prompt thereby hit."""
         node = self._nodes.get(request)
-        assert len(request.pages) == (0 if node is None else node.end), f"{request.id} has pages that the tree lacks"
+        first_empty = 0 if node is None else node.end
+        self.pool.release(request.pages[first_empty:])
         self.pool.share(match.pages)
-        request.pages += match.pages
+        request.pages[first_empty:] = match.pages
         self._nodes[request] = end = self.tree.lock(match)
         if node is not None:
             self.tree.unlock(node)
@@ -263,12 +256,23 @@ class Cache:
         if count == 0:
             return 0
         stop = node.end + count
-        tokens = request.token_bytes(node.end * self.page_size, stop * self.page_size)
-        self._nodes[request], stored = self.tree.insert(node, tokens, pages[:count], self._use(request))
-        assert stored == pages[:count], "the tree had pages that it did not match"
-        self.pool.store(stored)
-        request.pages += stored
+        request.pages += pages[:count]
+        self._insert(request, stop)
         return request.count_pages(stop - count, stop, self.page_size)
+
+    def _insert(self, request: Request, stop: int) -> int:
+        """Puts the request's pages up to `stop` into the tree; how many of them it did not know."""
+        node = self._nodes[request]
+        start, own = node.end, request.pages[node.end : stop]
+        tokens = request.token_bytes(start * self.page_size, stop * self.page_size)
+        self._nodes[request], pages = self.tree.insert(node, tokens, own, self._use(request))
+        new = [page for page, stored in zip(own, pages, strict=True) if page == stored]
+        num_known = len(own) - len(new)
+        self.pool.store(new)
+        self.pool.share(pages[:num_known])
+        self.pool.release(own[:num_known])
+        request.pages[start:stop] = pages
+        return len(new)
 
     def _report_miss(self, request: Request, match: Match) -> None:
         """Before a request starts for the first time: what had expired, and why it misses when it wants to know."""
