@@ -16,6 +16,7 @@ from ridgeline.cost.roofline import Roofline
 from ridgeline.units import format_bytes, format_duration
 
 _BAR_WIDTH = 60
+_LEAST_WIDTH = 100  # a figure that is cut off misleads: rather let a narrow terminal break lines
 UNKNOWN = "-"
 
 Row = tuple[str, str, str]  # figure, exact, textbook
@@ -31,6 +32,7 @@ def print_plan(
     textbook_first: bool = False,
 ) -> None:
     console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, _LEAST_WIDTH)
     devices = f"{plan.devices} x " if plan.devices > 1 else ""
     console.print(
         f"[bold]{plan.model}[/] on [bold]{devices}{plan.hardware or 'unknown hardware'}[/]: {plan.dtype} weights, "
@@ -63,7 +65,7 @@ def print_work(lines: dict[str, str]) -> None:
 def _print_rows(console: Console, rows: list[Row], textbook_first: bool) -> None:
     names = ("textbook", "exact") if textbook_first else ("exact", "textbook")
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for name, style in zip(names, ("bold", "dim"), strict=True):
         table.add_column(name, style=style, no_wrap=True)
     for figure, exact, book in rows:

@@ -15,11 +15,12 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
+from pathlib import Path
 
 from ridgeline.errors import ConfigError
 
 THIS = "this"
+_TABLE = Path(__file__).parents[1] / "data" / "hardware.csv"
 _COMPUTE_COLUMNS = {
     "bf16": "bf16_dense_tflops", "fp8": "fp8_dense_tflops", "int8": "int8_dense_tops", "fp4": "fp4_dense_tflops",
 }  # fmt: skip
@@ -79,7 +80,7 @@ class Hardware:
 
 def load_devices() -> dict[str, Hardware]:
     """The table, by the names that `--hardware` takes, as in `h100-sxm-80gb`."""
-    text = resources.files("ridgeline").joinpath("data/hardware.csv").read_text(encoding="utf-8")
+    text = _TABLE.read_text(encoding="utf-8")
     devices = map(_from_row, csv.DictReader(text.splitlines()))
     return {device.name: device for device in devices}
 

@@ -34,18 +34,18 @@ def textbook(roofline: Roofline, question: Question) -> dict[str, Any]:
     decode_rate = _over(1, tpot)
     per_token = tpot if batch == 1 else step
     memory_free = None if hardware.memory_bytes is None else round(hardware.memory_bytes - weight_bytes)
-    latency = None if ttft is None or per_token is None else ttft + question.output_len * per_token
+    decode = None if per_token is None else question.output_len * per_token
     return {
         "parameters": parameters,
         "weight_bytes": round(weight_bytes),
         "ttft_s": ttft,
         "tpot_s": tpot,
-        "decode_s": None if tpot is None else question.output_len * tpot,
+        "decode_s": decode,
         "decode_tokens_per_s": decode_rate,
         "batch_step_s": step,
         "batch_tokens_per_s": rate,
         "speedup": None if rate is None or decode_rate is None else rate / decode_rate,
-        "request_latency_s": latency,
+        "request_latency_s": None if ttft is None or decode is None else ttft + decode,
         "output_to_input_ratio": None if ttft is None or tpot is None else tpot * question.uncached / ttft,
         "decode_steps_per_prefill": None if ttft is None or tpot is None else ttft / tpot,
         "compute_used_in_decode": None
