@@ -109,6 +109,7 @@ class Engine:
         """
         request.params = checked(request.params, vocab_size=self._limits.vocab_size)
         request.max_tokens = check_request(request, self._limits)
+        request.encode_prompt()
         request.seed = secrets.randbits(64) if request.params.seed is None else request.params.seed
         if request.params.prompt_logprobs is not None:
             request.prompt_logprobs = [TokenLogprob(request.prompt_ids[0], None)]
