@@ -38,7 +38,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server and one of its models. `server` says who answers: ridgeline, vllm, sglang, llama.cpp, ollama, unknown."""
+    """A server and one of its models. `server` is who answers: ridgeline, vllm, sglang, llama.cpp, ollama, unknown."""
 
     kind: Kind
     url: str  # without a trailing /v1

@@ -1,0 +1,57 @@
+"""A MODEL in place of a URL: `ridgeline serve` as a process of its own, stopped when the measurement ends.
+
+A process, because a client that shares the server's interpreter would measure itself, and because `measure` stays free
+of the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ridgeline.errors import ConfigError
+
+_STOP_TIMEOUT_S = 30.0
+
+
+@contextlib.contextmanager
+def started(model: str, options: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """What `serve --json` says once it is ready (`url`, `models`, `dtype`, ...), on any free port of this machine.
+
+    Raises ConfigError with the server's own words when it does not start.
+    """
+    command = [sys.executable, "-m", "ridgeline.cli", "serve", model, "--port", "0", "--json", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield _ready(process, model)
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def _ready(process: subprocess.Popen[str], model: str) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    facts = json.loads(line) if line.startswith("{") else {}
+    if "url" in facts:
+        return facts
+    errors = process.communicate()[1].strip()
+    error = facts.get("error") or {"message": errors or f"it ended with status {process.returncode}", "hint": None}
+    raise ConfigError(f"`ridgeline serve {model}` did not start: {error['message']}", hint=error["hint"])
+
+
+def looks_like_url(target: str) -> bool:
+    """`http://...` or `host:port`; anything else, and whatever exists as a file, is a model."""
+    if "://" in target:
+        return True
+    host, colon, port = target.partition("/")[0].rpartition(":")
+    return bool(colon and host) and port.isdigit() and not Path(target).exists()
