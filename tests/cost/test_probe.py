@@ -1,5 +1,6 @@
 """The probe on a machine of known speed: it measures what it should, keeps the best, and is kept as `this`."""
 
+import dataclasses
 import json
 import types
 
@@ -47,7 +48,8 @@ def test_the_whole_probe(meters):
     assert {(dtype, rows) for dtype, rows in probe.matmul} == {(d, r) for d in ("fp32", "bf16") for r in ROWS}
     assert max(probe.by_working_set) == 1 << 30  # beyond the cache
     assert all(reading.best == 10e9 for reading in probe.by_threads.values())  # the best of the repeats
-    assert probe.spread == pytest.approx(0.1)
+    assert all(reading.spread == pytest.approx(0.1) for reading in probe.by_threads.values())
+    assert 0 <= probe.spread <= 0.1
     assert probe.compute("bf16") == 64 * 4e11
     assert stages == sorted(stages)
     assert stages[-1] == 1.0
@@ -62,8 +64,16 @@ def test_a_probe_becomes_the_hardware_this(meters):
     assert this.bandwidth_for(1 << 40) == 10e9
     assert this.compute == {"fp32": 64e11, "bf16": 256e11}
     assert this.memory_bytes > 0
-    assert "spread 10%" in this.confidence
+    assert "measured, spread" in this.confidence
     assert "probed 20" in this.source
+
+
+def test_a_disturbed_reading_is_not_believed(meters):
+    report = measure(QUICK, meters=meters).as_json()
+    report["bandwidth_by_working_set"] = [
+        {"bytes": n, "bytes_per_s": rate} for n, rate in ((1, 8.0), (2, 3.0), (3, 5.0))
+    ]
+    assert from_probe(report).bandwidth_by_working_set == ((1, 8.0), (2, 5.0), (3, 5.0))
 
 
 def test_a_quick_one_is_labelled_and_measures_less(meters):
@@ -72,6 +82,15 @@ def test_a_quick_one_is_labelled_and_measures_less(meters):
     quick = len(meters.calls)
     measure(FULL, meters=meters)
     assert quick < (len(meters.calls) - quick) / 3
+
+
+def test_a_slow_machine_gets_fewer_repeats_not_a_longer_probe(meters):
+    hurried = dataclasses.replace(FULL, budget_s=0.0)
+    probe = measure(hurried, meters=meters)
+    assert len(meters.calls) == len(probe.by_threads) - 1 + len(probe.by_working_set)  # the last ones are the same
+    assert probe.spread is None
+    save(probe.as_json())
+    assert load_this().confidence == "measured"
 
 
 def test_thread_counts():

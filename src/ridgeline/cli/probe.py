@@ -44,15 +44,17 @@ def _print(probe: Probe) -> None:
     )
     table = Table("reading", "GB/s", "spread", box=None, pad_edge=False)
     for threads, reading in probe.by_threads.items():
-        table.add_row(f"memory, {threads} threads", f"{reading.best / 1e9:,.1f}", f"{reading.spread:.0%}")
+        table.add_row(
+            f"memory, {threads} thread{'s' * (threads > 1)}", f"{reading.best / 1e9:,.1f}", _share(reading.spread)
+        )
     for size, reading in probe.by_working_set.items():
-        table.add_row(f"{size / 2**20:,.0f} MiB, all threads", f"{reading.best / 1e9:,.1f}", f"{reading.spread:.0%}")
+        table.add_row(f"{size / 2**20:,.0f} MiB, all threads", f"{reading.best / 1e9:,.1f}", _share(reading.spread))
     console.print(table)
     table = Table("matrix products", "GFLOP/s", "spread", box=None, pad_edge=False)
     for (dtype, rows), reading in probe.matmul.items():
-        table.add_row(f"{dtype}, {rows} rows", f"{reading.best / 1e9:,.0f}", f"{reading.spread:.0%}")
+        table.add_row(f"{dtype}, {rows} rows", f"{reading.best / 1e9:,.0f}", _share(reading.spread))
     for dtype, reading in probe.torch_matmul.items():
-        table.add_row(f"{dtype} by torch", f"{reading.best / 1e9:,.0f}", f"{reading.spread:.0%}")
+        table.add_row(f"{dtype} by torch", f"{reading.best / 1e9:,.0f}", _share(reading.spread))
     console.print()
     console.print(table)
     if probe.gpu is not None:
@@ -61,3 +63,7 @@ def _print(probe: Probe) -> None:
             f"\n{gpu['name']}: {gpu['memory_bytes'] / 1e9:,.1f} GB, {gpu['bytes_per_s'] / 1e9:,.0f} GB/s, "
             f"{gpu['compute']['bf16'] / 1e12:,.0f} TFLOPS in bf16 (hardware `this-gpu`)"
         )
+
+
+def _share(spread: float | None) -> str:
+    return "-" if spread is None else f"{spread:.0%}"

@@ -11,6 +11,8 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +23,7 @@ from ridgeline.cost.cores import usable_cores
 from ridgeline.cost.memory import available_memory
 
 Progress = Callable[[str, float], None]
+Task = Callable[[float], None]  # repeats its reading until the time given
 
 DTYPES = ("fp32", "bf16")
 ROWS = (1, 4, 16, 64, 512)
@@ -39,23 +42,25 @@ class Meters(Protocol):
 
 @dataclass(frozen=True)
 class Effort:
-    """How thorough a probe is."""
+    """How thorough a probe is. Every reading is taken at least once, and again while its share of `budget_s` lasts: a
+    slow or busy machine gets fewer repeats, not a longer probe."""
 
-    repeats: int
+    repeats: int  # at most
     seconds: float  # per repeat
+    budget_s: float
     is_quick: bool
 
 
-FULL = Effort(repeats=3, seconds=0.15, is_quick=False)
-QUICK = Effort(repeats=2, seconds=0.09, is_quick=True)  # about two seconds in all
+FULL = Effort(repeats=4, seconds=0.12, budget_s=22.0, is_quick=False)
+QUICK = Effort(repeats=2, seconds=0.08, budget_s=1.8, is_quick=True)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """`best` of the repeats in bytes/s or FLOP/s; `spread` = (best - worst) / best."""
+    """`best` of the repeats in bytes/s or FLOP/s; `spread` = (best - worst) / best, None of a single one."""
 
     best: float
-    spread: float
+    spread: float | None
 
 
 @dataclass
@@ -75,9 +80,11 @@ class Probe:
         return max(reading.best for (kind, _), reading in self.matmul.items() if kind == dtype)
 
     @property
-    def spread(self) -> float:
+    def spread(self) -> float | None:
+        """The median of the readings' spreads: how quiet the machine was."""
         readings = [*self.by_threads.values(), *self.by_working_set.values(), *self.matmul.values()]
-        return max(reading.spread for reading in readings)
+        spreads = [reading.spread for reading in readings if reading.spread is not None]
+        return statistics.median(spreads) if spreads else None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -116,24 +123,27 @@ def measure(effort: Effort, *, progress: Progress | None = None, meters: Meters 
         _machine(meters, cores), effort.is_quick, datetime.datetime.now().astimezone().isoformat("T", "seconds")
     )
     tasks = list(_tasks(probe, effort, meters, cores))
+    start = time.monotonic()
     for index, (name, task) in enumerate(tasks):
         report(name, index / len(tasks))
-        task()
+        task(start + effort.budget_s * (index + 1) / len(tasks))
+    probe.by_threads[cores] = probe.by_working_set[max(probe.by_working_set)]
     report("done", 1.0)
     return probe
 
 
-def _tasks(probe: Probe, effort: Effort, meters: Meters, cores: int) -> Iterator[tuple[str, Callable[[], None]]]:
+def _tasks(probe: Probe, effort: Effort, meters: Meters, cores: int) -> Iterator[tuple[str, Task]]:
     sizes = working_sets(last_level_cache(), available_memory(), is_quick=effort.is_quick)
 
-    def read(into: dict[int, Reading], key: int, num_bytes: int, threads: int) -> None:
-        into[key] = _repeat(effort, partial(meters.read_bandwidth, num_bytes, threads, effort.seconds))
+    def read(into: dict[int, Reading], key: int, num_bytes: int, threads: int, deadline: float) -> None:
+        meter = partial(meters.read_bandwidth, num_bytes, threads, effort.seconds)
+        into[key] = _repeat(effort.repeats, deadline, meter)
 
-    def multiply(dtype: str, rows: int) -> None:
+    def multiply(dtype: str, rows: int, deadline: float) -> None:
         meter = partial(meters.matmul_flops, dtype, rows, _INNER, _OUTPUTS, cores, effort.seconds)
-        probe.matmul[dtype, rows] = _repeat(effort, meter)
+        probe.matmul[dtype, rows] = _repeat(effort.repeats, deadline, meter)
 
-    for threads in [] if effort.is_quick else thread_counts(cores):
+    for threads in [] if effort.is_quick else thread_counts(cores)[:-1]:  # all of them: the last working set below
         name = f"memory, {threads} thread{'s' * (threads > 1)}"
         yield name, partial(read, probe.by_threads, threads, sizes[-1], threads)
     for size in sizes:
@@ -145,9 +155,11 @@ def _tasks(probe: Probe, effort: Effort, meters: Meters, cores: int) -> Iterator
         yield "torch, as a cross-check", partial(_with_torch, probe, effort, cores)
 
 
-def _repeat(effort: Effort, meter: Callable[[], float]) -> Reading:
-    rates = [meter() for _ in range(effort.repeats)]
-    return Reading(max(rates), 1 - min(rates) / max(rates))
+def _repeat(repeats: int, deadline: float, meter: Callable[[], float]) -> Reading:
+    rates = [meter()]
+    while len(rates) < repeats and time.monotonic() < deadline:
+        rates.append(meter())
+    return Reading(max(rates), 1 - min(rates) / max(rates) if len(rates) > 1 else None)
 
 
 def thread_counts(cores: int) -> list[int]:
@@ -194,12 +206,14 @@ def _cpu_name(root: Path = Path("/")) -> str:
     return platform.processor() or platform.machine()
 
 
-def _with_torch(probe: Probe, effort: Effort, cores: int) -> None:
+def _with_torch(probe: Probe, effort: Effort, cores: int, deadline: float) -> None:
     """The same products through torch on the CPU, and an NVIDIA GPU's ceilings; nothing when torch is not there."""
     try:
         from ridgeline.cost.torch_probe import measure_cpu, measure_gpu
     except ImportError:
         return
     for dtype in DTYPES:
-        probe.torch_matmul[dtype] = _repeat(effort, partial(measure_cpu, dtype, max(ROWS), _INNER, cores))
+        probe.torch_matmul[dtype] = _repeat(
+            effort.repeats, deadline, partial(measure_cpu, dtype, max(ROWS), _INNER, cores)
+        )
     probe.gpu = measure_gpu()

@@ -61,7 +61,7 @@ def load_this_gpu() -> Hardware:
 
 
 def from_probe(probe: dict[str, Any]) -> Hardware:
-    sets = sorted((row["bytes"], row["bytes_per_s"]) for row in probe["bandwidth_by_working_set"])
+    sets = _never_rising(sorted((row["bytes"], row["bytes_per_s"]) for row in probe["bandwidth_by_working_set"]))
     quality = "measured in two seconds" if probe["quick"] else "measured"
     return Hardware(
         name=THIS,
@@ -69,10 +69,20 @@ def from_probe(probe: dict[str, Any]) -> Hardware:
         bandwidth=sets[-1][1],
         compute=probe["compute"],
         kind="cpu",
-        confidence=f"{quality}, spread {probe['spread']:.0%}",
+        confidence=quality if probe["spread"] is None else f"{quality}, spread {probe['spread']:.0%}",
         source=f"{probe['machine']['cpu']}, {probe['machine']['usable_cores']} cores, probed {probe['date'][:10]}",
         bandwidth_by_working_set=tuple(sets),
     )
+
+
+def _never_rising(sets: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """A larger working set is never faster than a smaller one: where a reading says so, the smaller one's was
+    disturbed."""
+    best, cleaned = 0.0, []
+    for size, rate in reversed(sets):
+        best = max(best, rate)
+        cleaned.append((size, best))
+    return cleaned[::-1]
 
 
 def _load() -> dict[str, Any] | None:
