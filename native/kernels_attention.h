@@ -46,7 +46,7 @@ struct F32Attention {
 struct Bf16Attention {
   using Element = uint16_t;
   static constexpr bool kRoundWeights = true;
-  static float widen(uint16_t bits) { return from_bf16_bits(bits); }
+  static float widen(uint16_t bits) { return from_bf16(bits); }
 
   template <int Q>
   static inline void scores(const float (*q)[kMaxHeadDim], const Element* keys, int head_dim, Vec (&out)[Q]) {

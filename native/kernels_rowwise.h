@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "bf16.h"
 #include "kernels.h"
 
 namespace ridgeline::RIDGELINE_ISA {
@@ -84,20 +85,6 @@ static inline void rotate_head(float* head, const float* cos, const float* sin, 
   }
 }
 
-static inline uint16_t bf16_bits(float x) {
-  uint32_t b;
-  std::memcpy(&b, &x, 4);
-  if (x != x) return 0x7FC0;
-  return static_cast<uint16_t>((b + 0x7FFFu + ((b >> 16) & 1u)) >> 16);
-}
-
-static inline float from_bf16_bits(uint16_t bits) {
-  const uint32_t b = static_cast<uint32_t>(bits) << 16;
-  float x;
-  std::memcpy(&x, &b, 4);
-  return x;
-}
-
 // How one element type lies in pages; `kStep` values of the reduced dimension stand together.
 struct PagesF32 {
   using Element = float;
@@ -107,7 +94,7 @@ struct PagesF32 {
 struct PagesBf16 {
   using Element = uint16_t;
   static constexpr int kStep = 2;
-  static Element convert(float x) { return bf16_bits(x); }
+  static Element convert(float x) { return to_bf16(x); }
 };
 
 template <class Pages>

@@ -1,7 +1,5 @@
 #include "matrix.h"
 
-#include <cstring>
-
 namespace ridgeline {
 
 namespace {
@@ -9,20 +7,6 @@ namespace {
 int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 }  // namespace
-
-uint16_t to_bf16(float x) {
-  uint32_t b;
-  std::memcpy(&b, &x, 4);
-  if (x != x) return 0x7FC0;
-  return static_cast<uint16_t>((b + 0x7FFFu + ((b >> 16) & 1u)) >> 16);
-}
-
-float from_bf16(uint16_t bits) {
-  const uint32_t b = static_cast<uint32_t>(bits) << 16;
-  float x;
-  std::memcpy(&x, &b, 4);
-  return x;
-}
 
 Matrix::Matrix(int outputs, int inner, Format format)
     : outputs_(outputs),

@@ -1,5 +1,6 @@
 // Weights in the order in which the kernels read them. See MatmulArgs for the layout.
 #pragma once
+#include "bf16.h"
 #include "kernels.h"
 #include "memory.h"
 
@@ -31,9 +32,5 @@ class Matrix {
   Format format_;
   Memory memory_;
 };
-
-// The nearest bf16, ties to even; NaN becomes the quiet NaN.
-uint16_t to_bf16(float x);
-float from_bf16(uint16_t bits);
 
 }  // namespace ridgeline

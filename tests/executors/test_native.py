@@ -37,6 +37,26 @@ def test_bits_do_not_depend_on_the_schedule(model, dtype):
                 np.testing.assert_array_equal(ours, expected, err_msg=f"chunk {chunk}")
 
 
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_every_isa_path_gives_the_same_bits(model, dtype, monkeypatch):
+    """More than the promise, which is per path; it holds because each Vec operation rounds once, on every path."""
+    logits = {}
+    for isa in kernels.isas():
+        monkeypatch.setenv("RIDGELINE_ISA", isa)
+        with open_executor("native", model, dtype=dtype, kv_dtype=dtype) as executor:
+            assert f"-{isa}-" in executor.arithmetic_id
+            logits[isa] = np.concatenate(Stepper(executor).logits(PROMPTS, 40))
+    assert len(logits) >= 1
+    for isa, rows in logits.items():
+        np.testing.assert_array_equal(rows, logits["generic"], err_msg=isa)
+
+
+def test_an_isa_path_that_is_not_there_is_refused_by_name(model, monkeypatch):
+    monkeypatch.setenv("RIDGELINE_ISA", "sse9")
+    with pytest.raises(ConfigError, match="sse9"), open_executor("native", model):
+        pass
+
+
 def test_bf16_follows_the_oracle_that_rounds_at_the_same_points(model):
     """Logits of order 4. Two sums that differ in the last fp32 bit may round to neighbouring bf16 values, which are
     2^-8 apart, and later layers carry that on; without common rounding points the difference would be about 3e-2."""

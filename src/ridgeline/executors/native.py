@@ -84,15 +84,18 @@ class NativeExecutor:
         self.max_step_tokens = max_step_tokens
         self.num_sampler_slots = num_sampler_slots
         self.vocab_size = program.spec.vocab_size
-        self._core = _native.Executor(
-            _shape(program.spec),
-            dtype,
-            kv_dtype,
-            num_pages,
-            max_rows=max_step_tokens,
-            num_sampler_slots=num_sampler_slots,
-            threads=threads,
-        )
+        try:
+            self._core = _native.Executor(
+                _shape(program.spec),
+                dtype,
+                kv_dtype,
+                num_pages,
+                max_rows=max_step_tokens,
+                num_sampler_slots=num_sampler_slots,
+                threads=threads,
+            )
+        except ValueError as error:  # an ISA path or a shape that the kernels do not have
+            raise ConfigError(f"the native executor cannot be built: {error}") from error
         self.arithmetic_id = f"native-{ARITHMETIC_VERSION}-{self._core.isa}-{dtype}-{kv_dtype}"
         _Builder(self._core, program, weights, dtype, kv_dtype, progress).build()
 
