@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints import VOCAB_SIZE, make_hf
 from executors_under_test import open_executor
+from ridgeline._native import kernels
 from ridgeline.engine.plan import NO_TOKEN, SamplerSetup
+from ridgeline.errors import ConfigError
 from ridgeline.executors.sampling import SamplerSlots, score
 from step_plans import Stepper, sampler_setup
 
