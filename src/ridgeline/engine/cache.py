@@ -185,10 +185,11 @@ class Cache:
         self._drop_expired(self._clock() - EXPLAINED_S)
 
     def close(self) -> None:
-        """Hands the tier what memory holds. Called once, after the last step."""
-        if self._tier is not None:
-            store_all(self._tier, self.tree.nodes(), self._clock())
-            self._tier.close()
+        """Hands the tier what memory holds. Called after the last step."""
+        tier, self._tier = self._tier, None
+        if tier is not None:
+            store_all(tier, self.tree.nodes(), self._clock())
+            tier.close()
 
     def check(self, holders: Iterable[Request]) -> None:
         """Raises AssertionError unless pool, tree and `holders`, all running requests, agree on every page."""
@@ -213,7 +214,8 @@ class Cache:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _use(self, request: Request) -> Use:
-        return Use(self._ttl_s if request.cache_ttl_s is None else request.cache_ttl_s, request.priority)
+        ttl_s = self._ttl_s if request.cache_ttl_s is None else request.cache_ttl_s
+        return Use(ttl_s, request.priority, request.cache_memory_only)
 
     def _max_hit_pages(self, request: Request) -> int:
         return request.max_hit_tokens // self.page_size
@@ -302,10 +304,7 @@ class Cache:
 
     def _store_removed(self, removed: Removed) -> None:
         if self._tier is not None:
-            token_ids = decode(removed.prefix())
-            for index, page in enumerate(removed.pages, start=removed.start):
-                ttl_s = removed.node.expires_s - self._clock()
-                self._tier.store(removed.node.namespace, token_ids, index, page, ttl_s=ttl_s)
+            self._offer(self._tier, removed.node, decode(removed.prefix()), removed.start, removed.pages)
 
     def _store_hits(self, end: Node) -> None:
         """Offers the tier what has just been hit often enough."""
@@ -314,6 +313,11 @@ class Cache:
         token_ids = decode(end.prefix())
         for node in end.path():
             if node.num_hits == STORED_AT_HIT:
-                for index, page in enumerate(node.pages, start=node.start):
-                    ttl_s = node.expires_s - self._clock()
-                    self._tier.store(node.namespace, token_ids, index, page, ttl_s=ttl_s)
+                self._offer(self._tier, node, token_ids, node.start, node.pages)
+
+    def _offer(self, tier: Tier, node: Node, token_ids: Sequence[int], start: int, pages: list[int]) -> None:
+        """Pages of `node`, from index `start` of the sequence on."""
+        if not node.memory_only:
+            ttl_s = node.expires_s - self._clock()
+            for index, page in enumerate(pages, start):
+                tier.store(node.namespace, token_ids, index, page, ttl_s=ttl_s)

@@ -56,6 +56,7 @@ class Use:
 
     ttl_s: float = math.inf  # it lives so long after this use, if not longer
     priority: int = 0  # smaller: evicted later
+    memory_only: bool = False  # it gives no leave to store the pages below memory
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +74,7 @@ class Node:
     last_used_s: float = -math.inf
     expires_s: float = -math.inf
     priority: int = 2**63  # the most important (smallest) of its users
+    memory_only: bool = True  # as long as all its users are
 
     @property
     def start(self) -> int:
@@ -194,6 +196,7 @@ class RadixTree:
             above.last_used_s = now
             above.expires_s = max(above.expires_s, now + use.ttl_s)
             above.priority = min(above.priority, use.priority)
+            above.memory_only &= use.memory_only
             above.num_hits += num_hits
 
     def insert(self, node: Node, tokens: bytes, pages: list[int], use: Use) -> tuple[Node, list[int]]:
@@ -221,7 +224,8 @@ class RadixTree:
         Otherwise every page of an output would become a node.
         """
         is_own_leaf = node.num_locks == 1 and not node.children and node.parent is not None
-        return is_own_leaf and node.expires_s <= self._clock() + use.ttl_s and node.priority >= use.priority
+        lives_no_longer = node.expires_s <= self._clock() + use.ttl_s and node.priority >= use.priority
+        return is_own_leaf and lives_no_longer and node.memory_only >= use.memory_only
 
     def _grow(self, leaf: Node, tokens: bytes, pages: list[int]) -> None:
         leaf.tokens += tokens
@@ -244,7 +248,7 @@ class RadixTree:
         cut = count * self._page_bytes
         upper = Node(node.namespace, node.parent, node.tokens[:cut], node.pages[:count], node.start + count)
         upper.num_locks, upper.num_hits, upper.priority = node.num_locks, node.num_hits, node.priority
-        upper.last_used_s, upper.expires_s = node.last_used_s, node.expires_s
+        upper.last_used_s, upper.expires_s, upper.memory_only = node.last_used_s, node.expires_s, node.memory_only
         node.parent.children[node.tokens[: self._page_bytes]] = upper
         node.parent, node.tokens, node.pages = upper, node.tokens[cut:], node.pages[count:]
         upper.children[node.tokens[: self._page_bytes]] = node

@@ -147,6 +147,7 @@ class Request:
     choice: int = 0  # index among the `n` choices of one API request
     cache_salt: str = ""  # requests share cached prefixes only with those of the same salt
     cache_ttl_s: float | None = None  # how long its cached pages outlive their last use; None: `prefix_ttl_s`
+    cache_memory_only: bool = False  # its pages go no lower than memory, unless another request's leave to
     explain_cache: bool = False  # `metrics.cache_miss` tells why its prompt was not cached any further
 
     status: Status = Status.WAITING

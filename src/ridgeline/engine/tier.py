@@ -38,7 +38,8 @@ class TierStats:
 def store_all(tier: Tier, nodes: Iterable[Node], now: float) -> None:
     """Offers a tier the cached pages, as far as it has room: the most recently used last, and of a sequence its first
     page last, because a tier too forgets what was used longest ago."""
-    alive = sorted((node for node in nodes if node.expires_s > now), key=lambda node: (node.last_used_s, -node.end))
+    alive = [node for node in nodes if node.expires_s > now and not node.memory_only]
+    alive.sort(key=lambda node: (node.last_used_s, -node.end))
     num_over = sum(len(node.pages) for node in alive) - tier.stats().max_pages
     for node in alive:
         token_ids = decode(node.prefix())

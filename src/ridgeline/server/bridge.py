@@ -128,6 +128,7 @@ class Generation:
                 choice=index % work.n,
                 cache_salt=work.cache.salt,
                 cache_ttl_s=work.cache.ttl_s,
+                cache_memory_only=work.cache.memory_only,
                 explain_cache=work.cache.explain,
             )
             self._bridge.engine.submit(request)

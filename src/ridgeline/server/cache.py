@@ -34,18 +34,20 @@ class CacheOptions:
 
     salt: str = ""
     ttl_s: float | None = None
+    memory_only: bool = False
     explain: bool = False
 
 
 def cache_options(fields: Mapping[str, Any], *, default_salt: str, explain: bool) -> CacheOptions:
     """Of a request's checked fields. `explain`: whether the header asks for it."""
     ttl_s = fields.get("cache_ttl")
-    if fields.get("prompt_cache_retention") == "24h":
+    retention = fields.get("prompt_cache_retention")
+    if retention == "24h":
         if ttl_s is not None:
             raise refusal("cache_ttl", "and prompt_cache_retention are both given", hint="give one of them")
         ttl_s = DAY_S
     salt = f"salt:{fields['cache_salt']}" if "cache_salt" in fields else default_salt
-    return CacheOptions(salt, ttl_s, fields.get("explain_cache", explain))
+    return CacheOptions(salt, ttl_s, retention == "in_memory", fields.get("explain_cache", explain))
 
 
 def key_salt(api_key: str) -> str:
