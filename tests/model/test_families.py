@@ -143,6 +143,8 @@ REFUSED = {
     "num_experts_per_tok is 9, there are 8 experts": golden("Mixtral-8x7B-v0.1") | {"num_experts_per_tok": 9},
     "num_key_value_heads is 5, which does not divide 32 heads": golden("Llama-3.1-8B") | {"num_key_value_heads": 5},
     "num_hidden_layers is 0, not above 0": golden("Llama-3.1-8B") | {"num_hidden_layers": 0},
+    "num_hidden_layers is 1,000,000,000: at most 10,000": golden("Llama-3.1-8B") | {"num_hidden_layers": 10**9},
+    "hidden_size is -1, not above 0": golden("Llama-3.1-8B") | {"hidden_size": -1},
     "indexer_types is": golden("DeepSeek-V3.2") | {"indexer_types": ["full", "shared"]},
     "moe_latent_size is 1024: this variant is unknown": golden("Nemotron-3-Nano-30B-A3B") | {"moe_latent_size": 1024},
     "alibi is True": golden("falcon-7b") | {"alibi": True},
@@ -168,3 +170,19 @@ def test_text_config_may_not_contradict_the_outer_one():
 def test_the_families_that_can_be_planned_have_distinct_names():
     assert len(FAMILIES) >= 30
     assert all(family.classes for family in FAMILIES.values())
+
+
+JUNK = ["x", "", -1, 0, 1.5, float("inf"), True, [], ["x"], [[]], {}, {"factor": "x"}]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=repr)
+@pytest.mark.parametrize(
+    "name", ["DeepSeek-V3.2", "MiMo-V2-Flash", "Nemotron-3-Nano-30B-A3B", "gemma-4-26B-A4B", "falcon-7b"]
+)
+def test_a_value_of_the_wrong_kind_is_never_a_crash(name, junk):
+    whole = golden(name)
+    keys = [(key,) for key in whole] + [("text_config", key) for key in whole.get("text_config", ())]
+    for *outer, key in keys:
+        mutant = copy.deepcopy(whole)
+        (mutant[outer[0]] if outer else mutant)[key] = junk
+        fingerprint_or_refusal(mutant)  # raises nothing but a ConfigError

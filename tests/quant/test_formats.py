@@ -113,7 +113,11 @@ def test_a_pattern_that_names_nothing_is_refused():
         (GPTQ | {"group_size": None}, "gptq with bits 4 and group_size None"),
         ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size is 128, not two sizes"),
         (COMPRESSED, "has 0 config_groups"),
-        (COMPRESSED | {"config_groups": {"a": {"weights": GROUP | {"strategy": "token"}}}}, "token are unknown"),
+        (COMPRESSED | {"config_groups": {"a": {"weights": GROUP | {"strategy": "token"}}}}, "'token' are unknown"),
+        (COMPRESSED | {"config_groups": [GROUP]}, "has 0 config_groups"),
+        (COMPRESSED | {"config_groups": {"a": 1}}, "config group are missing"),
+        (GPTQ | {"ignore": "lm_head"}, "ignore is 'lm_head', not a list of names"),
+        (GPTQ | {"ignore": ["re:["]}, "'re:\\['"),
     ],
 )
 def test_unknown_quantization_is_refused_by_name(config, problem):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -90,22 +91,27 @@ class ModelFacts:
             return None
         return self.files.explain(self.parameters, self.tied)
 
-    @property
+    @cached_property
     def _release(self) -> Release | None:
         config = self.anatomy.quantization
         return release(config, self.name) if config else None
 
-    def _formats(self, fmt: str) -> weights.WeightFormats:
-        if fmt.lower() != STORED:
-            return weights.uniform_formats(weight_format(fmt))
+    @cached_property
+    def _stored_formats(self) -> weights.WeightFormats:
         plain = FORMATS[self.anatomy.stored_dtype]
         released = self._release
         if released is None:
             return weights.WeightFormats(plain, plain, plain)
-        matrices = [layer.matrices + (layer.experts.matrices if layer.experts else ()) for layer in self.anatomy.layers]
-        modules = [weights.module_name(m, i) for i, layer in enumerate(matrices) for m in layer]
+        modules = [
+            weights.module_name(matrix, i)
+            for i, layer in enumerate(self.anatomy.layers)
+            for matrix in layer.matrices + (layer.experts.matrices if layer.experts else ())
+        ]
         released.refuse_unknown(modules, len(self.anatomy.layers), self.name)
         return weights.WeightFormats(released.fmt, plain, plain, released)
+
+    def _formats(self, fmt: str) -> weights.WeightFormats:
+        return self._stored_formats if fmt.lower() == STORED else weights.uniform_formats(weight_format(fmt))
 
     def weight_bytes(self, fmt: str) -> int:
         """All weights in `fmt`, or as stored, without a copy of a tied output matrix."""

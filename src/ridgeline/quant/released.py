@@ -58,7 +58,7 @@ def _matches(pattern: str, module: str) -> bool:
 def release(config: Mapping[str, Any], source: str) -> Release:
     """Reads a `quantization_config` object. Raises ConfigError for what it does not know."""
     method = str(config.get("quant_method", "")).lower()
-    ignored = tuple(str(name) for key in _IGNORE_KEYS for name in config.get(key) or ())
+    ignored = _patterns(config, source)
     if method == "fp8":
         return Release(_fp8(config, source), ignored=ignored)
     if method == "mxfp4":
@@ -71,6 +71,22 @@ def release(config: Mapping[str, Any], source: str) -> Release:
         return Release(_compressed_tensors(config, source), ignored=ignored)
     hint = nearest(method, list(_METHODS))
     raise ConfigError(f"{source}: quantization_config: quant_method {method!r} is unknown", hint=hint)
+
+
+def _patterns(config: Mapping[str, Any], source: str) -> tuple[str, ...]:
+    """Names of the modules left alone. Raises ConfigError for what is no list of names or expressions."""
+    found: list[str] = []
+    for key in _IGNORE_KEYS:
+        names = config.get(key) or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"{source}: quantization_config: {key} is {names!r}, not a list of names")
+        found += names
+    for pattern in found:
+        try:
+            re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
+        except re.error as error:
+            raise ConfigError(f"{source}: quantization_config: {pattern!r} is no expression: {error}") from error
+    return tuple(found)
 
 
 def _fp8(config: Mapping[str, Any], source: str) -> Format:
@@ -108,21 +124,43 @@ def _modelopt(config: Mapping[str, Any], source: str) -> Format:
 
 
 def _compressed_tensors(config: Mapping[str, Any], source: str) -> Format:
-    groups = config.get("config_groups") or {}
-    weights = [group.get("weights") or {} for group in groups.values()]
-    if len(weights) != 1:
-        raise ConfigError(f"{source}: quantization_config has {len(weights)} config_groups, one is understood")
-    w = weights[0]
-    bits, kind, strategy, symmetric = (w.get(key) for key in ("num_bits", "type", "strategy", "symmetric"))
+    w = _only_group(config, source)
+    bits, kind, strategy = w.get("num_bits"), w.get("type"), w.get("strategy")
     if kind == "float" and bits == 4 and w.get("group_size") == 16:
-        return FORMATS["nvfp4"]
-    extents = {"tensor": (0, 0), "channel": (1, 0), "group": (1, w.get("group_size"))}
-    if strategy == "block" and isinstance(w.get("block_structure"), list):
-        extents["block"] = tuple(w["block_structure"])
-    if bits not in (4, 8) or kind not in ("int", "float") or not isinstance(extents.get(strategy, (0, None))[1], int):
-        raise ConfigError(f"{source}: quantization_config: weights of {bits} bits, {kind}, {strategy} are unknown")
-    rows, cols = extents[strategy]
-    zero_bits = 0 if symmetric or kind == "float" else bits
-    name = f"{kind}{bits}-{strategy}"
-    shape_bytes = 16 if config.get("format") == "pack-quantized" else 0  # two int64 beside each packed matrix
-    return Format(name, bits, rows, cols, 2, zero_bits, shape_bytes, covers_embeddings=False)
+        return replace(FORMATS["nvfp4"], matrix_bytes=8)  # an input scale beside the weights' own
+    extents = {
+        "tensor": (0, 0),
+        "channel": (1, 0),
+        "group": (1, w.get("group_size")),
+        "block": w.get("block_structure"),
+    }
+    extent = extents.get(strategy) if isinstance(strategy, str) else None
+    sizes = list(extent) if isinstance(extent, tuple | list) else []
+    known = bits in (4, 8) and kind in ("int", "float") and len(sizes) == 2
+    if not known or not all(isinstance(size, int) and size >= 0 for size in sizes):
+        raise ConfigError(
+            f"{source}: quantization_config: weights of {bits!r} bits, {kind!r}, {strategy!r} are unknown"
+        )
+    return Format(
+        f"{kind}{bits}-{strategy}",
+        bits,
+        group_rows=sizes[0],
+        group_cols=sizes[1],
+        group_bytes=2,
+        zero_bits=0 if w.get("symmetric") or kind == "float" else bits,
+        matrix_bytes=16 if config.get("format") == "pack-quantized" else 0,  # its shape, as two int64
+        covers_embeddings=False,
+    )
+
+
+def _only_group(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """`weights` of the only entry of `config_groups`."""
+    groups = config.get("config_groups")
+    if not isinstance(groups, dict) or len(groups) != 1:
+        count = len(groups) if isinstance(groups, dict) else 0
+        raise ConfigError(f"{source}: quantization_config has {count} config_groups, one is understood")
+    group = next(iter(groups.values()))
+    found = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{source}: quantization_config: the weights of its config group are missing")
+    return found

@@ -24,6 +24,7 @@ FAMILIES: Mapping[str, Family] = {
     **latent.FAMILIES,
     **hybrid.FAMILIES,
 }
+_MAX_LAYERS = 10_000
 _OUTER_KEYS = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype", "architectures")
 
 
@@ -31,6 +32,7 @@ def describe(values: Mapping[str, Any], *, source: str) -> Anatomy:
     """The anatomy of a Hugging Face `config.json`; `source` names the file in errors. Raises ConfigError."""
     config = _text_config(values, source)
     name, family = _family(config)
+    _refuse_absurd_depth(config)
     stack = family.build(config)
     anatomy = Anatomy(
         architecture=name.removesuffix("_text"),
@@ -77,6 +79,13 @@ def _family(config: Config) -> tuple[str, Family]:
         wanted = " or ".join(family.classes)
         raise config.error("architectures", f"is {short(classes)}: a {name} model must be {wanted}")
     return name, family
+
+
+def _refuse_absurd_depth(config: Config) -> None:
+    """Layers are listed one by one: a slip of the pen must not fill the memory."""
+    for key in ("num_hidden_layers", "n_layer"):
+        if config.get(key) is not None and config.count(key) > _MAX_LAYERS:
+            raise config.error(key, f"is {config.get(key):,}: at most {_MAX_LAYERS:,} layers are understood")
 
 
 def _tied(config: Config, family: Family) -> bool:
