@@ -6,13 +6,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from engine_runs import Client
 from ridgeline.config import EngineConfig, ModelConfig
+from ridgeline.engine.disk_tier import DiskTier
 from ridgeline.engine.loop import Engine
 from ridgeline.engine.plan import Executor, StepHandle, StepPlan, StepResult
 from ridgeline.engine.request import Request, SamplingParams
+from ridgeline.engine.tier import Tier
 from ridgeline.model.runtime import ModelRuntime, load_runtime
 
 MODEL = "smollm2-135m"
@@ -28,6 +33,7 @@ class Schedule:
     chunk: int | None = None  # tokens in a step; None: as many as there are
     alone: bool = False  # one request at a time
     kv_cache: bool = True
+    prefix_cache: bool = True
     scheduler: str = "continuous"
     max_requests: int = 32
     pool_tokens: int = 8192
@@ -40,6 +46,7 @@ class Schedule:
     def __str__(self) -> str:
         parts = [f"chunk {self.chunk or 'all'}", "alone" if self.alone else "together", f"{self.threads} threads"]
         parts += [] if self.kv_cache else ["no KV cache"]
+        parts += [] if self.prefix_cache else ["no prefix cache"]
         parts += [] if self.scheduler == "continuous" else [f"static, {self.max_requests} at once"]
         parts += [] if not self.is_tight else [f"pool of {self.pool_tokens} tokens"]
         return ", ".join(parts)
@@ -50,6 +57,7 @@ class Outcome:
     token_ids: list[list[int]]
     digests: Digests
     num_preemptions: int
+    reused: list[tuple[int, int]]  # tokens of each prompt found in memory, and loaded from disk
 
 
 class RecordingExecutor:
@@ -96,19 +104,56 @@ def open_runtime(dtype: str, threads: int) -> ModelRuntime:
 def run(runtime: ModelRuntime, prompts: Sequence[Sequence[int]], num_tokens: int, schedule: Schedule) -> Outcome:
     """Greedy continuations of `num_tokens` tokens each under `schedule`."""
     executor = RecordingExecutor(runtime.executor, schedule.pool_tokens)
-    engine = Engine(
-        executor,
-        runtime.tokenizer,
-        EngineConfig(
-            max_batch_tokens=schedule.chunk or runtime.executor.max_step_tokens,
-            max_requests=schedule.max_requests,
-            scheduler=schedule.scheduler,
-            static_wait_s=0.0,
-            kv_cache=schedule.kv_cache,
-            admission="optimistic" if schedule.is_tight else "reserve",
-        ),
-        context_len=min(1024, schedule.pool_tokens),
+    return serve(make_engine(runtime, executor, schedule), executor, prompts, num_tokens, schedule)
+
+
+def run_cold_warm_restarted(
+    runtime: ModelRuntime, prompts: Sequence[Sequence[int]], num_tokens: int, schedule: Schedule, cache_dir: Path
+) -> tuple[Outcome, Outcome, Outcome]:
+    """The same prompts on a fresh engine, again on that engine, and after it has left its pages in `cache_dir`."""
+    executor = RecordingExecutor(runtime.executor, schedule.pool_tokens)
+    engine = make_engine(runtime, executor, schedule, open_tier(cache_dir, executor))
+    cold = serve(engine, executor, prompts, num_tokens, schedule)
+    warm = serve(engine, executor, prompts, num_tokens, schedule)
+    engine.shutdown(0)
+    nothing = np.zeros(executor.page_bytes, np.uint8)
+    for page in range(1, executor.num_pages):
+        executor.write_page(page, nothing)
+    engine = make_engine(runtime, executor, schedule, open_tier(cache_dir, executor))
+    restarted = serve(engine, executor, prompts, num_tokens, schedule)
+    engine.shutdown(0)
+    return cold, warm, restarted
+
+
+def open_tier(path: Path, executor: RecordingExecutor) -> DiskTier:
+    fingerprint = hashlib.blake2b(executor.arithmetic_id.encode(), digest_size=32).digest()
+    return DiskTier(path, executor, fingerprint=fingerprint, max_bytes=1 << 30)
+
+
+def make_engine(
+    runtime: ModelRuntime, executor: RecordingExecutor, schedule: Schedule, tier: Tier | None = None
+) -> Engine:
+    config = EngineConfig(
+        max_batch_tokens=schedule.chunk or runtime.executor.max_step_tokens,
+        max_requests=schedule.max_requests,
+        scheduler=schedule.scheduler,
+        static_wait_s=0.0,
+        kv_cache=schedule.kv_cache,
+        prefix_cache=schedule.prefix_cache,
+        admission="optimistic" if schedule.is_tight else "reserve",
     )
+    context_len = min(1024, schedule.pool_tokens)
+    return Engine(executor, runtime.tokenizer, config, context_len=context_len, tier=tier)
+
+
+def serve(
+    engine: Engine,
+    executor: RecordingExecutor,
+    prompts: Sequence[Sequence[int]],
+    num_tokens: int,
+    schedule: Schedule,
+) -> Outcome:
+    executor.digests = {}
     clients = [Client() for _ in prompts]
     for i, (prompt, client) in enumerate(zip(prompts, clients, strict=True)):
         params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, seed=i)
@@ -116,7 +161,9 @@ def run(runtime: ModelRuntime, prompts: Sequence[Sequence[int]], num_tokens: int
         if schedule.alone:
             engine.run_until_idle()
     engine.run_until_idle()
-    return Outcome([client.token_ids for client in clients], executor.digests, engine.stats().num_preemptions)
+    ends = [client.deltas[-1].metrics for client in clients]
+    reused = [(end.num_cached_tokens, end.num_loaded_tokens) for end in ends if end is not None]
+    return Outcome([client.token_ids for client in clients], executor.digests, engine.stats().num_preemptions, reused)
 
 
 def prompts_of(runtime: ModelRuntime, count: int = NUM_PROMPTS) -> list[list[int]]:
@@ -129,3 +176,18 @@ def prompts_of(runtime: ModelRuntime, count: int = NUM_PROMPTS) -> list[list[int
     tokens = runtime.tokenizer.encode(text)
     lengths = [4, 15, 16, 17, 31, 32, 33, 48, 49, 65, *range(5, 65, 6)][:count]
     return [tokens[i : i + length] for i, length in enumerate(lengths)]
+
+
+def related_prompts_of(runtime: ModelRuntime, count: int) -> list[list[int]]:
+    """Texts that share their beginnings four by four, as chats do, and end around the edges of pages: 15 to 114 tokens.
+    Each fourth one is exactly as long as some pages."""
+    texts = prompts_of(runtime, NUM_PROMPTS)
+    longest = max(texts, key=len)
+    prompts = []
+    for i in range(count):
+        family, member = divmod(i, 4)
+        begin = longest[family % 16 :][: 15 + 7 * (family % 6)] + texts[family % len(texts)][: family + 1]
+        end = longest[member * 9 :][: 12 * member]
+        prompt = begin + end
+        prompts.append(prompt[: max(16, len(prompt) // 16 * 16)] if member == 3 else prompt)
+    return prompts
