@@ -11,34 +11,24 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ridgeline.measure import metrics
+from ridgeline.measure.events import Record
 from ridgeline.measure.metrics import percentile
 
 _RESAMPLES = 1_000
 _CONFIDENCE = 0.95
 
-Row = dict[str, Any]
+Stored = tuple[dict[str, Any], list[list[Record]]]  # summary; records by point
 
 
-def _ttft(row: Row) -> float | None:
-    return None if row["t_1"] is None else row["t_1"] - row["t_sched"]
+_METRICS: dict[str, Callable[[Record], float | None]] = {
+    "ttft_s": metrics.ttft_sched,
+    "tpot_s": metrics.tpot,
+    "e2e_s": metrics.e2e_sched,
+}
 
 
-def _tpot(row: Row) -> float | None:
-    if row["t_1"] is None or not row["n_out"] or row["n_out"] <= row["n_first"]:
-        return None
-    return (row["t_last"] - row["t_1"]) / (row["n_out"] - row["n_first"])
-
-
-def _e2e(row: Row) -> float | None:
-    return None if row["t_last"] is None else row["t_last"] - row["t_sched"]
-
-
-_METRICS: dict[str, Callable[[Row], float | None]] = {"ttft_s": _ttft, "tpot_s": _tpot, "e2e_s": _e2e}
-
-
-def compare(
-    before: tuple[dict[str, Any], list[list[Row]]], after: tuple[dict[str, Any], list[list[Row]]]
-) -> list[dict[str, Any]]:
+def compare(before: Stored, after: Stored) -> list[dict[str, Any]]:
     """One entry per load that both runs have, with a comparison per metric."""
     old = {_key(point): (point, rows) for point, rows in zip(before[0]["points"], before[1], strict=True)}
     new = {_key(point): (point, rows) for point, rows in zip(after[0]["points"], after[1], strict=True)}
@@ -61,8 +51,8 @@ def _key(point: dict[str, Any]) -> tuple[Any, ...]:
     return point["load"], point["concurrency"], point["rate"]
 
 
-def _values(metric: Callable[[Row], float | None], rows: Sequence[Row]) -> list[float]:
-    return [value for row in rows if row["error"] is None and (value := metric(row)) is not None]
+def _values(metric: Callable[[Record], float | None], records: Sequence[Record]) -> list[float]:
+    return metrics.defined(metric, (record for record in records if record.ok))
 
 
 def _difference(old: list[float], new: list[float]) -> dict[str, Any]:

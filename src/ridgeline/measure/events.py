@@ -5,8 +5,8 @@ of one monotonic clock of this process. A token event carries at least one gener
 text, reasoning, tool arguments. Comments, role-only, empty, finish-only and usage-only chunks are no token events.
 
 How many tokens a chunk holds, a server seldom says. `Recorder.finish` settles it: the server's running usage where it
-is sent; one token a chunk where the total equals the number of chunks; else the total spread over the chunks by length
-of text, and then `counts_estimated` is set.
+is sent; one token a chunk where the total equals the number of chunks; else one in the first chunk and the rest spread
+over the others by length of text, and then `counts_estimated` is set.
 """
 
 from __future__ import annotations
@@ -133,22 +133,23 @@ class Recorder:
         if not record.events or record.n_out is None:
             return
         counts = _from_running(self._running)
-        if counts is not None:
-            record.n_first = counts[0]
-        elif len(record.events) == record.n_out:
+        if counts is None and len(record.events) == 1:
+            counts = [record.n_out]
+        if counts is None and len(record.events) == record.n_out:
             counts = [1] * record.n_out
-        else:
-            counts = spread(record.n_out, [event.size for event in record.events])
+        if counts is None:
+            counts = [1, *spread(max(0, record.n_out - 1), [event.size for event in record.events[1:]])]
             record.counts_estimated = True
+        record.n_first = counts[0]
         for event, count in zip(record.events, counts, strict=True):
             event.count = count
 
 
 def _from_running(totals: Sequence[int | None]) -> list[int] | None:
-    """Tokens per event from running totals; None unless every event has one and they never fall."""
+    """Tokens per event from running totals; None unless every event has one, they start above 0 and never fall."""
     known = [total for total in totals if total is not None]
     counts = [now - before for before, now in zip([0, *known], known, strict=False)]
-    return counts if len(known) == len(totals) and min(counts) >= 0 else None
+    return counts if len(known) == len(totals) and counts[0] > 0 and min(counts) >= 0 else None
 
 
 def spread(total: int, sizes: Sequence[int]) -> list[int]:

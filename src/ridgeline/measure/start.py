@@ -10,9 +10,10 @@ import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ridgeline.errors import ConfigError
 
@@ -26,25 +27,28 @@ def started(model: str, options: Sequence[str] = ()) -> Iterator[dict[str, Any]]
     Raises ConfigError with the server's own words when it does not start.
     """
     command = [sys.executable, "-m", "ridgeline.cli", "serve", model, "--port", "0", "--json", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        yield _ready(process, model)
-    finally:
-        process.terminate()
+    with tempfile.TemporaryFile("w+") as log:  # not a pipe: nobody reads it while the server runs, and a pipe fills
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
-            process.communicate(timeout=_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            yield _ready(process, model, log)
+        finally:
+            process.terminate()
+            try:
+                process.communicate(timeout=_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
 
 
-def _ready(process: subprocess.Popen[str], model: str) -> dict[str, Any]:
+def _ready(process: subprocess.Popen[str], model: str, log: IO[str]) -> dict[str, Any]:
     assert process.stdout is not None
     line = process.stdout.readline()
-    facts = json.loads(line) if line.startswith("{") else {}
+    facts: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
     if "url" in facts:
         return facts
-    errors = process.communicate()[1].strip()
+    process.wait(_STOP_TIMEOUT_S)
+    log.seek(0)
+    errors = log.read().strip()
     error = facts.get("error") or {"message": errors or f"it ended with status {process.returncode}", "hint": None}
     raise ConfigError(f"`ridgeline serve {model}` did not start: {error['message']}", hint=error["hint"])
 

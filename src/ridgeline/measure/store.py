@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.errors import ConfigError
-from ridgeline.measure.events import Record
+from ridgeline.measure.events import Failure, Record, TokenEvent
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS runs (id TEXT PRIMARY KEY, started TEXT NOT NULL, summary TEXT NOT NULL)"
 
@@ -49,8 +49,8 @@ class Store:
         with self._connected() as database:
             return [json.loads(row[0]) for row in database.execute("SELECT summary FROM runs ORDER BY started, id")]
 
-    def load(self, run_id: str) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
-        """Summary and requests, by point. `last` is the newest run, `last-1` the one before. Raises ConfigError."""
+    def load(self, run_id: str) -> tuple[dict[str, Any], list[list[Record]]]:
+        """Summary and records, by point. `last` is the newest run, `last-1` the one before. Raises ConfigError."""
         runs = {run["id"]: run for run in self.runs()}
         ids = list(runs)
         if run_id.startswith("last"):
@@ -61,11 +61,11 @@ class Store:
             found = "is ambiguous" if matches else "is not there"
             raise ConfigError(f"run {run_id!r} {found}", hint="`ridgeline bench list` shows all; `last`, `last-1`, ...")
         summary = runs[matches[0]]
-        rows: list[list[dict[str, Any]]] = [[] for _ in summary["points"]]
+        records: list[list[Record]] = [[] for _ in summary["points"]]
         for line in (self.directory / f"{matches[0]}.jsonl").read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
-            rows[row["point"]].append(row)
-        return summary, rows
+            records[row.pop("point")].append(from_row(row))
+        return summary, records
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -84,12 +84,18 @@ class Store:
 
 
 def as_row(record: Record) -> dict[str, Any]:
-    """Without its text; token events as [seconds after t_send, tokens]."""
+    """Without its text; token events as [seconds after t_send, tokens, channel, characters]."""
     row = {
         field.name: getattr(record, field.name)
         for field in dataclasses.fields(record)
         if field.name not in ("events", "text", "reasoning", "tool_arguments", "error")
     }
     row["error"] = None if record.error is None else dataclasses.asdict(record.error)
-    row["events"] = [[round(event.time - record.t_send, 6), event.count] for event in record.events]
+    row["events"] = [[round(e.time - record.t_send, 6), e.count, e.channel, e.size] for e in record.events]
     return row
+
+
+def from_row(row: dict[str, Any]) -> Record:
+    error = None if row["error"] is None else Failure(**row["error"])
+    events = [TokenEvent(row["t_send"] + after, channel, size, count) for after, count, channel, size in row["events"]]
+    return Record(**(row | {"error": error, "events": events}))
