@@ -1,6 +1,6 @@
 """Ridgeline predicts, serves, measures and proves language-model inference.
 
-    from ridgeline import LLM, SamplingParams
+    from ridgeline import LLM, SamplingParams, plan
 
 The names are loaded when they are first used, so that `import ridgeline` costs next to nothing.
 """
@@ -11,16 +11,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ridgeline.cost.ask import plan
     from ridgeline.engine.request import SamplingParams
     from ridgeline.llm import LLM, Completion
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Completion", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Completion", "SamplingParams", "__version__", "plan"]
 
 _HOMES = {
     "LLM": "ridgeline.llm",
     "Completion": "ridgeline.llm",
     "SamplingParams": "ridgeline.engine.request",
+    "plan": "ridgeline.cost.ask",
 }
 
 

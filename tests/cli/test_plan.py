@@ -166,6 +166,10 @@ def test_listing(run_json, capsys):
         ([*GPU, "--compare", "h100,l40s"], "ambiguous"),
         ([*GPU, "--compare", "no-such-thing"], "no-such-thing"),
         (["--compare", "l4,l40s", "--price-per-hour", "1,2,3"], "3 prices for 2 devices"),
+        ([*GPU, "--price-per-hour", "1,2"], "--compare"),
+        ([*GPU, "--price-per-hour", "-1"], "--price-per-hour"),
+        ([*GPU, "--compare", "bf16,int8", "--emit", "vllm"], "--emit"),
+        ([*GPU, "--compare", ""], "unknown"),
     ],
 )
 def test_bad_input_is_one_line_that_says_what_to_do(arguments, words, capsys):

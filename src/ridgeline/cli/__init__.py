@@ -20,7 +20,8 @@ from typer.exceptions import TyperException
 from ridgeline.errors import RidgelineError
 
 INTERRUPTED = 130
-_COMMANDS = ("plan", "probe", "serve", "generate", "chat", "inspect")  # each a function in a module of its name
+# Each is a function in a module of its name.
+_COMMANDS = ("plan", "probe", "measure", "why", "serve", "generate", "chat", "inspect")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

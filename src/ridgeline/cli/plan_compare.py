@@ -8,14 +8,14 @@ requests per second within it, without, the decode limit of the batch. Models an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.output import print_json
-from ridgeline.cli.plan_input import choose_hardware
+from ridgeline.cli.plan_case import Case, Devices, on_device
 from ridgeline.cost.facts import load_facts
 from ridgeline.cost.hardware import THIS, find_device
 from ridgeline.cost.plan import Plan
@@ -23,9 +23,6 @@ from ridgeline.cost.this import THIS_GPU
 from ridgeline.errors import ConfigError
 from ridgeline.quant.formats import weight_format
 from ridgeline.units import format_duration
-
-if TYPE_CHECKING:
-    from ridgeline.cli.plan import Case
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +45,9 @@ class Entry:
         return None if prices is None else float(prices["output_per_million"])
 
 
-def print_comparison(
-    base: Case, items: Sequence[str], hardware: str | None, given: dict[str, Any], prices: list[float], as_json: bool
-) -> None:
+def print_comparison(base: Case, items: Sequence[str], devices: Devices, as_json: bool) -> None:
     """Raises ConfigError for an item that is none of the kinds, or a list of prices that does not match."""
-    names = [item.strip() for item in items]
-    kind, cases = _cases(base, names, hardware, given, prices)
+    kind, cases = _cases(base, [item.strip() for item in items], devices)
     entries = [Entry(name, case.plan(), case.service()) for name, case in cases]
     if kind == "hardware":
         entries.sort(key=_rank)
@@ -63,31 +57,29 @@ def print_comparison(
         _print_table(kind, entries)
 
 
-def _cases(
-    base: Case, names: list[str], hardware: str | None, given: dict[str, Any], prices: list[float]
-) -> tuple[str, list[tuple[str, Case]]]:
-    devices = base.question.devices
-    if _all(names, weight_format):
-        device = choose_hardware(hardware, devices=devices, **given)
-        return "format", [(n, dataclasses.replace(base, hardware=device, wanted_dtype=n)) for n in names]
+def _cases(base: Case, names: list[str], devices: Devices) -> tuple[str, list[tuple[str, Case]]]:
     if _all(names, _check_device):
-        if len(prices) not in (0, 1, len(names)):
-            raise ConfigError(
-                f"{len(prices)} prices for {len(names)} devices", hint="give one for all, or one each, in their order"
-            )
-        each = prices if len(prices) == len(names) else prices * len(names)
-        cases = []
-        for index, name in enumerate(names):
-            price = each[index] * devices if each else None
-            device = choose_hardware(name, devices=devices, **given)
-            cases.append((name, dataclasses.replace(base, hardware=device, price_per_hour=price)))
-        return "hardware", cases
-    device = choose_hardware(hardware, devices=devices, **given)
+        return "hardware", list(_device_cases(base, names, devices))
+    here = on_device(base, devices)
+    if _all(names, weight_format):
+        return "format", [(name, dataclasses.replace(here, wanted_dtype=name)) for name in names]
     models = [base.facts, *(load_facts(name) for name in names if name != base.facts.name)]
-    return "model", [(facts.name, dataclasses.replace(base, hardware=device, facts=facts)) for facts in models]
+    return "model", [(facts.name, dataclasses.replace(here, facts=facts)) for facts in models]
 
 
-def _all(names: list[str], check: Any) -> bool:
+def _device_cases(base: Case, names: list[str], devices: Devices) -> Iterator[tuple[str, Case]]:
+    prices = devices.prices
+    if len(prices) not in (0, 1, len(names)):
+        raise ConfigError(
+            f"{len(prices)} prices for {len(names)} devices", hint="give one for all, or one each, in their order"
+        )
+    each = prices if len(prices) == len(names) else (prices or [None]) * len(names)
+    for name, price in zip(names, each, strict=True):
+        total = None if price is None else price * devices.count
+        yield name, dataclasses.replace(base, hardware=devices.find(name), price_per_hour=total)
+
+
+def _all(names: list[str], check: Callable[[str], object]) -> bool:
     """Whether every name passes. An ambiguous device is an error of its own, not a model."""
     try:
         for name in names:

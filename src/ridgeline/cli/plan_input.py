@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 
+from ridgeline.cost.ask import choose_hardware
 from ridgeline.cost.facts import load_facts
-from ridgeline.cost.hardware import THIS, Hardware, find_device
+from ridgeline.cost.hardware import THIS, Hardware
 from ridgeline.cost.speculation import Speculation
-from ridgeline.cost.this import THIS_GPU, from_probe, load_this, load_this_gpu, save
 from ridgeline.errors import ConfigError
 from ridgeline.units import parse_tokens
 
@@ -69,7 +68,7 @@ def parse_speculation(text: str) -> Speculation:
     return Speculation(num_drafts, acceptance, None if draft is None else load_facts(draft))
 
 
-def choose_hardware(
+def choose_device(
     name: str | None,
     *,
     bandwidth: float | None = None,
@@ -78,34 +77,9 @@ def choose_hardware(
     devices: int = 1,
 ) -> Hardware | None:
     """The named device with the given figures in place of its own; figures alone make a device of their own, and
-    nothing at all is `this`. None, with the reason on stderr, when this machine cannot be measured."""
-    figures = {"bandwidth": bandwidth, "compute": compute, "memory_bytes": memory_bytes}
-    has_figures = any(value is not None for value in figures.values())
-    found = Hardware("custom") if name is None and has_figures else _named(name or THIS)
+    nothing at all is `this`. None when this machine cannot be measured."""
+    has_figures = any(value is not None for value in (bandwidth, compute, memory_bytes))
+    found = Hardware("custom") if name is None and has_figures else choose_hardware(name or THIS)
     if found is not None and has_figures:
-        found = found.with_figures(**figures)  # type: ignore[arg-type]
+        found = found.with_figures(bandwidth=bandwidth, compute=compute, memory_bytes=memory_bytes)
     return None if found is None else found.times(devices)
-
-
-def _named(name: str) -> Hardware | None:
-    if name == THIS:
-        return load_this() or _quick_look()
-    if name == THIS_GPU:
-        return load_this_gpu()
-    return find_device(name)
-
-
-def _quick_look() -> Hardware | None:
-    """The first `plan` on a machine measures it for two seconds, and says so."""
-    from ridgeline.cost.probe import QUICK, measure
-
-    print("measuring this machine for two seconds; `ridgeline probe` does it well", file=sys.stderr)
-    try:
-        probe = measure(QUICK).as_json()
-        save(probe)
-    except (ImportError, MemoryError, RuntimeError) as error:  # no native module here, or no memory for it
-        print(f"this machine was not measured ({error}): figures of speed are left out", file=sys.stderr)
-        return None
-    except ConfigError as error:
-        print(f"measured, but not kept: {error}", file=sys.stderr)
-    return from_probe(probe)

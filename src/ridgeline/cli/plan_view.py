@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline.cli.output import print_json
+from ridgeline.cli.plan_case import Case
 from ridgeline.cost.hardware import load_devices
 from ridgeline.cost.plan import Plan
 from ridgeline.cost.question import Question
@@ -24,22 +25,23 @@ Row = tuple[str, str, str]  # figure, exact, textbook
 
 def print_plan(
     plan: Plan,
-    roofline: Roofline,
-    question: Question,
+    case: Case,
     service: dict[str, Any] | None,
     hints: list[str],
+    work: dict[str, str] | None,
     *,
     textbook_first: bool = False,
 ) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, _LEAST_WIDTH)
+    question = case.question
     devices = f"{plan.devices} x " if plan.devices > 1 else ""
     console.print(
         f"[bold]{plan.model}[/] on [bold]{devices}{plan.hardware or 'unknown hardware'}[/]: {plan.dtype} weights, "
         f"{plan.kv_dtype} KV, {question.input_len:,} tokens in ({question.cached:,} cached), "
         f"{question.output_len:,} out, batch {question.batch:,}\n"
     )
-    _print_memory_bar(console, plan, roofline, question)
+    _print_memory_bar(console, plan, case.roofline, question)
     _print_rows(console, [*_memory_rows(plan, question), *_speed_rows(plan, question)], textbook_first)
     for title, lines in (
         ("speculation", _speculation_lines(plan)),
@@ -48,18 +50,12 @@ def print_plan(
         ("nothing fits; what would", hints),
         ("why", plan.why),
         ("assumed", plan.assumptions),
+        ("work", [f"{name} = {arithmetic}" for name, arithmetic in (work or {}).items()]),
     ):
         if lines:
             console.print(f"\n[bold]{title}[/]")
             for line in lines:
                 console.print(Text(f"  {line}"))
-
-
-def print_work(lines: dict[str, str]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    console.print("\n[bold]work[/]")
-    for name, arithmetic in lines.items():
-        console.print(Text(f"  {name} = {arithmetic}"))
 
 
 def _print_rows(console: Console, rows: list[Row], textbook_first: bool) -> None:

@@ -99,7 +99,7 @@ def make_plan(
         architecture=facts.architecture,
         hardware=None if hardware is None else hardware.name,
         devices=question.devices,
-        dtype=dtype,
+        dtype=roofline.format_name,
         kv_dtype=kv_dtype,
         parameters=facts.parameters,
         active_parameters=facts.active_parameters,
