@@ -136,8 +136,8 @@ def _compressed_tensors(config: Mapping[str, Any], source: str) -> Format:
     }
     extent = extents.get(strategy) if isinstance(strategy, str) else None
     sizes = list(extent) if isinstance(extent, tuple | list) else []
-    known = bits in (4, 8) and kind in ("int", "float") and len(sizes) == 2
-    if not known or not all(isinstance(size, int) and size >= 0 for size in sizes):
+    is_extent = len(sizes) == 2 and all(isinstance(size, int) and size >= 0 for size in sizes)
+    if not isinstance(bits, int) or bits not in (4, 8) or kind not in ("int", "float") or not is_extent:
         raise ConfigError(
             f"{source}: quantization_config: weights of {bits!r} bits, {kind!r}, {strategy!r} are unknown"
         )

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.config import nearest
 from ridgeline.model import blocks
 from ridgeline.model.anatomy import Block, Matrix
 from ridgeline.model.config_values import layer_windows
@@ -75,7 +74,7 @@ class Config(Fields):
                 continue
             is_size = isinstance(value, int) and value > 0  # a `true` too
             if is_size or (isinstance(value, list | dict) and value):
-                hint = nearest(key, sorted(self._read)) if isinstance(value, int) else None
+                hint = "take it out if it changes neither shapes nor caches"
                 raise self.error(key, f"is {short(value)}: this key is unknown and may change sizes", hint)
 
 
