@@ -34,6 +34,9 @@ _NEUTRAL = {
     "echo": False,
     "priority": 0,
     "add_generation_prompt": True,
+    "explain_cache": False,
+    "cache_salt": None,  # a file is one caller's, and the cache ends with it
+    "cache_ttl": None,
 }
 
 

@@ -7,12 +7,13 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.assemble import load_engine
 from ridgeline.cli.options import ENGINE_OPTIONS, MODEL_OPTIONS, SERVER_OPTIONS, Json, Model, pick, takes
 from ridgeline.cli.output import loading, print_json
 from ridgeline.config import EngineConfig, ModelConfig, ServerConfig, resolve
 from ridgeline.cost.memory import admissible_requests
 from ridgeline.errors import ConfigError
-from ridgeline.llm import DEFAULT_MODEL, load_engine
+from ridgeline.llm import DEFAULT_MODEL
 from ridgeline.units import format_bytes
 
 if TYPE_CHECKING:
