@@ -6,7 +6,13 @@ OpenAI's error shape, the command line to one line on stderr and an exit status.
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
+
+
+def shown(value: Any) -> str:
+    """`value` as a message quotes it: whatever a client sent, in a line."""
+    return reprlib.repr(value)
 
 
 class RidgelineError(Exception):

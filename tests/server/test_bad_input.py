@@ -58,6 +58,14 @@ BAD: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     (CHAT, chat("x", top_logprobs=2), "top_logprobs", {}),
     (CHAT, chat("x", logprobs=2), "logprobs", {}),
     (COMPLETIONS, completion("x", logprobs=6), "logprobs", {}),
+    (CHAT, chat("x", repetition_penalty=1e-300), "repetition_penalty", {}),
+    (CHAT, chat("x", min_tokens=10**12), "min_tokens", {"context_len": CONTEXT_LEN}),
+    (CHAT, chat("x", cache_ttl=10**400), "cache_ttl", {}),
+    (CHAT, chat("x", chat_template_kwargs={"messages": []}), "chat_template_kwargs.messages", {}),
+    (CHAT, chat("x", chat_template_kwargs={"tools": []}), "chat_template_kwargs.tools", {}),
+    (CHAT, chat([{"type": "text", "text": "x", "txet": 1}]), "messages[0].content[0].txet", {}),
+    (CHAT, chat("x", **{"\ud800": 1}), "\\ud800", {"code": "unknown_parameter"}),
+    (CHAT, chat("x", stream_options={"\ud800": True}), "stream_options.\\ud800", {"code": "unknown_parameter"}),
     (COMPLETIONS, completion("x", logprobs=True), "logprobs", {}),
     (CHAT, chat("x", stream="yes"), "stream", {}),
     (CHAT, chat("x", stream_options={"include_usage": True}), "stream_options", {}),
@@ -197,3 +205,29 @@ def test_neutral_values_of_what_is_not_implemented(server: LiveServer) -> None:
     answer = server.post(CHAT, chat("say:fine", **neutral, **harmless))
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["message"]["content"] == "fine"
+
+
+def test_messages_quote_no_more_than_a_line_of_what_came(server: LiveServer) -> None:
+    for path, body in [
+        (CHAT, chat("x", stream="y" * 100_000)),
+        (CHAT, chat("x", temperature=[7] * 100_000)),
+        (CHAT, chat("x", logit_bias="y" * 100_000)),
+        (COMPLETIONS, completion([1, "y" * 100_000])),
+    ]:
+        response = server.post(path, body)
+        assert response.status_code == 400
+        assert len(response.content) < 600
+
+
+@pytest.mark.parametrize("field", ["chat_template_kwargs", "metadata", "temperature"])
+def test_deep_nesting_is_refused_wherever_it_is(server: LiveServer, field: str) -> None:
+    for depth in (120, 900, 100_000):
+        body = json.dumps(chat("x"))[:-1] + f', "{field}": ' + '{"a":' * depth + "1" + "}" * depth + "}"
+        response = server.http.post(CHAT, content=body, headers={"content-type": "application/json"})
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+
+
+def test_top_k_beyond_the_vocabulary_is_off(server: LiveServer) -> None:
+    for top_k in (VOCAB_SIZE, 2**31, 10**40):
+        assert server.post(CHAT, chat("say:a", top_k=top_k)).status_code == 200
+        assert server.executor.setups[-1].top_k == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -134,3 +136,24 @@ def test_a_request_is_queued_whole_or_not_at_all(start: Start) -> None:
     impossible = server.post(PATH, chat("say:a", n=4))
     assert impossible.status_code == 400
     assert impossible.json()["error"].items() >= {"param": "n", "num_sequences": 4, "max_waiting": 3}.items()
+
+
+def test_head_answers_as_get_without_a_body(server: LiveServer) -> None:
+    for path in ("/health", "/metrics", "/v1/models", "/v1/models/scripted"):
+        response = server.http.head(path)
+        assert (response.status_code, response.content) == (200, b"")
+
+
+def test_a_client_that_leaves_while_it_sends_is_no_error_of_ours(
+    server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusals = 'ridgeline:requests_refused_total{code="client_gone"}'
+    with socket.create_connection(("127.0.0.1", server.state.port)) as connection:
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+        )
+        connection.sendall(head + b"{")
+    deadline = time.monotonic() + DEADLINE_S
+    while refusals not in server.get("/metrics").text:
+        assert time.monotonic() < deadline
+    assert "Traceback" not in caplog.text

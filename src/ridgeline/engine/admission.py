@@ -64,6 +64,14 @@ def check_request(request: Request, limits: Limits) -> int:
         )
     wanted = request.params.max_tokens
     if wanted is None:
+        if request.params.min_tokens > room - num_prompt:
+            raise CapacityError(
+                f"{num_prompt} prompt tokens and min_tokens {request.params.min_tokens} are more than {place}'s {room}",
+                code=TOO_LONG,
+                param="min_tokens",
+                hint=f"at most {room - num_prompt} can be generated after this prompt",
+                **numbers,
+            )
         return room - num_prompt
     if num_prompt + wanted > room:
         raise CapacityError(

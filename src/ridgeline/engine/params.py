@@ -14,7 +14,7 @@ from typing import Any
 
 from ridgeline.engine.plan import MAX_TOP_LOGPROBS
 from ridgeline.engine.request import SamplingParams
-from ridgeline.errors import RequestError
+from ridgeline.errors import RequestError, shown
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class _Range:
         if value is None and self.optional:
             return
         if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
-            raise _refusal(param, f"must be {'a whole number' if self.whole else 'a number'}, not {value!r}")
+            raise _refusal(param, f"must be {'a whole number' if self.whole else 'a number'}, not {shown(value)}")
         if not (self.low <= value <= self.high) or (value == self.low and not self.low_allowed):  # refuses NaN too
-            raise _refusal(param, f"is {value}, it must be {self}")
+            raise _refusal(param, f"is {shown(value)}, it must be {self}")
 
 
 _RANGES = {
@@ -44,7 +44,7 @@ _RANGES = {
     "top_k": _Range(0, whole=True),
     "top_p": _Range(0, 1, low_allowed=False),
     "min_p": _Range(0, 1),
-    "repetition_penalty": _Range(0, 100, low_allowed=False),
+    "repetition_penalty": _Range(0.01, 100),  # far below, a logit divided by it is infinite
     "presence_penalty": _Range(-2, 2),
     "frequency_penalty": _Range(-2, 2),
     "seed": _Range(-(2**63), 2**64 - 1, whole=True, optional=True),
@@ -71,7 +71,7 @@ def checked(params: SamplingParams, *, vocab_size: int | None = None) -> Samplin
         allowed.check(name, getattr(params, name))
     for text in params.stop:
         if not isinstance(text, str) or not text:
-            raise _refusal("stop", f"holds {text!r}; each stop must be a string of at least one character")
+            raise _refusal("stop", f"holds {shown(text)}; each stop must be a string of at least one character")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise _refusal("min_tokens", f"is {params.min_tokens}, above max_tokens = {params.max_tokens}")
     for token_id in params.stop_token_ids:
@@ -79,6 +79,8 @@ def checked(params: SamplingParams, *, vocab_size: int | None = None) -> Samplin
     for token_id, bias in params.logit_bias:
         _check_token_id("logit_bias", token_id, vocab_size)
         _BIAS.check("logit_bias", bias)
+    if vocab_size is not None and params.top_k >= vocab_size:
+        params = dataclasses.replace(params, top_k=0)  # all tokens are among the `top_k` likeliest: off
     if params.seed is None:
         return params
     return dataclasses.replace(params, seed=params.seed % 2**64)
@@ -93,7 +95,7 @@ def _sequence(param: str, value: Any) -> tuple[Any, ...]:
         return (value,)
     if isinstance(value, list | tuple):
         return tuple(value)
-    raise _refusal(param, f"must be one value or a list, not {value!r}")
+    raise _refusal(param, f"must be one value or a list, not {shown(value)}")
 
 
 def _bias_pairs(bias: Any) -> tuple[tuple[int, float], ...]:
@@ -101,12 +103,12 @@ def _bias_pairs(bias: Any) -> tuple[tuple[int, float], ...]:
         pairs = bias.items() if isinstance(bias, Mapping) else bias
         return tuple((int(token_id), value) for token_id, value in pairs)
     except (TypeError, ValueError) as error:
-        raise _refusal("logit_bias", f"must map token ids to numbers, not {bias!r}") from error
+        raise _refusal("logit_bias", f"must map token ids to numbers, not {shown(bias)}") from error
 
 
 def _check_token_id(param: str, token_id: Any, vocab_size: int | None) -> None:
     if isinstance(token_id, bool) or not isinstance(token_id, int):
-        raise _refusal(param, f"holds {token_id!r}, which is no token id")
+        raise _refusal(param, f"holds {shown(token_id)}, which is no token id")
     if token_id < 0 or (vocab_size is not None and token_id >= vocab_size):
         known = f"0 to {vocab_size - 1}" if vocab_size is not None else "0 and up"
         raise _refusal(param, f"holds token id {token_id}; this model's ids are {known}")

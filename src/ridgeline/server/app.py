@@ -32,6 +32,7 @@ from ridgeline.server.state import Served, ServerState
 from ridgeline.server.tokens import detokenize, tokenize
 from ridgeline.server.transport import CLIENT_CLOSED_REQUEST, ClientGone, RequestId, read_body, unless_client_leaves
 
+READ = ["GET", "HEAD"]
 SWITCH_INTERVAL_S = 2e-4  # the engine's thread and the loop's hand the GIL over sooner than Python's 5 ms
 
 
@@ -105,21 +106,21 @@ async def _answer(request: Request, job: Job) -> Response:
 
 
 def _add_information_routes(app: FastAPI, state: ServerState) -> None:
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=READ)
     async def models() -> Response:
         served = state.require()
         return json_response({"object": "list", "data": [_model_card(state, served, name) for name in served.names]})
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=READ)
     async def model(name: str) -> Response:
         return json_response(_model_card(state, state.require_model(name), name))
 
-    @app.get("/health")
+    @app.api_route("/health", methods=READ)
     async def health() -> Response:
         status, body = _health(state)
         return json_response(body, status=status)
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=READ)
     async def metrics() -> Response:
         return Response(state.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 

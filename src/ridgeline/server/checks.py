@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ridgeline.config import nearest
-from ridgeline.errors import RequestError
+from ridgeline.errors import RequestError, shown
 
 Check = Callable[[str, Any], Any]
 
@@ -28,7 +28,7 @@ def as_given(param: str, value: Any) -> Any:
 
 def boolean(param: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise refusal(param, f"must be true or false, not {value!r}")
+        raise refusal(param, f"must be true or false, not {shown(value)}")
     return value
 
 
@@ -45,9 +45,9 @@ def text(param: str, value: Any) -> str:
 def integer(low: int, high: int) -> Check:
     def check(param: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise refusal(param, f"must be a whole number, not {value!r}")
+            raise refusal(param, f"must be a whole number, not {shown(value)}")
         if not low <= value <= high:
-            raise refusal(param, f"is {value}, it must be at least {low} and at most {high}")
+            raise refusal(param, f"is {shown(value)}, it must be at least {low} and at most {high}")
         return value
 
     return check
@@ -55,8 +55,16 @@ def integer(low: int, high: int) -> Check:
 
 def mapping(param: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise refusal(param, f"must be an object, not {value!r}")
+        raise refusal(param, f"must be an object, not {shown(value)}")
     return value
+
+
+def template_variables(param: str, value: Any) -> dict[str, Any]:
+    """Further variables of a chat template, under names that the request has no field for."""
+    for name in ("messages", "tools", "add_generation_prompt"):
+        if name in mapping(param, value):
+            raise refusal(f"{param}.{name}", "cannot be given here", hint=f"use the field {name}")
+    return dict(value)
 
 
 def stream_options(param: str, value: Any) -> dict[str, Any]:
@@ -74,7 +82,7 @@ def stream_options(param: str, value: Any) -> dict[str, Any]:
 def stops(param: str, value: Any) -> tuple[str, ...]:
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list):
-        raise refusal(param, f"must be a string or a list of strings, not {value!r}")
+        raise refusal(param, f"must be a string or a list of strings, not {shown(value)}")
     if len(values) > MAX_STOPS:
         raise refusal(param, f"holds {len(values)} strings, the limit is {MAX_STOPS}")
     return tuple(text(param, stop) for stop in values)
@@ -100,17 +108,17 @@ def prompts(param: str, value: Any) -> list[str] | list[list[int]]:
 
 def token_ids(param: str, value: Any) -> list[int]:
     if not isinstance(value, list):
-        raise refusal(param, f"must be a list of token ids, not {value!r}")
+        raise refusal(param, f"must be a list of token ids, not {shown(value)}")
     for position, token_id in enumerate(value):
         if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise refusal(f"{param}[{position}]", f"is {token_id!r}, which is no token id")
+            raise refusal(f"{param}[{position}]", f"is {shown(token_id)}, which is no token id")
     return value
 
 
 def one_of(*choices: str) -> Check:
     def check(param: str, value: Any) -> str:
         if value not in choices:
-            raise refusal(param, f"must be one of {', '.join(choices)}, not {value!r}")
+            raise refusal(param, f"must be one of {', '.join(choices)}, not {shown(value)}")
         return str(value)
 
     return check
@@ -128,10 +136,10 @@ def seconds(param: str, value: Any) -> float:
     if isinstance(value, str):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value)
         if match is None:
-            raise refusal(param, f"is {value!r}, which is no duration", hint=hint)
+            raise refusal(param, f"is {shown(value)}, which is no duration", hint=hint)
         value = float(match[1]) * _UNITS_S[match[2] or "s"]
     elif isinstance(value, bool) or not isinstance(value, int | float):
-        raise refusal(param, f"must be a duration, not {value!r}", hint=hint)
+        raise refusal(param, f"must be a duration, not {shown(value)}", hint=hint)
     if not 0 < value <= MAX_TTL_S:
-        raise refusal(param, f"is {value:g} s, it must be above 0 and at most {MAX_TTL_S:g} s")
+        raise refusal(param, f"is {shown(value)} s, it must be above 0 and at most {MAX_TTL_S:g} s")
     return float(value)

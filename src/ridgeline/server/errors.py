@@ -48,8 +48,15 @@ def error_body(error: RidgelineError) -> dict[str, Any]:
     status = status_of(error)
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     numbers = {key: value for key, value in error.details.items() if value is not None}
+    param = error.param if isinstance(error, RequestError) else None
     return {
-        "error": {**numbers, "message": str(error), "type": kind, "param": _param(error), "code": error.code},
+        "error": {
+            **numbers,
+            "message": _sendable(str(error)),
+            "type": kind,
+            "param": None if param is None else _sendable(param),
+            "code": error.code,
+        },
     }
 
 
@@ -105,5 +112,6 @@ def _paths(app: FastAPI) -> list[str]:
     return [route.path for route in app.routes if isinstance(route, Route)]
 
 
-def _param(error: RidgelineError) -> str | None:
-    return error.param if isinstance(error, RequestError) else None
+def _sendable(text: str) -> str:
+    """`text` with half surrogate pairs spelled out: JSON can bring them, as in a field's name, and UTF-8 cannot."""
+    return text.encode("utf-8", "backslashreplace").decode()

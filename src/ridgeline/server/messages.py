@@ -10,10 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 from ridgeline.config import nearest
-from ridgeline.errors import RequestError
+from ridgeline.errors import RequestError, shown
 from ridgeline.server.checks import refusal, text
 
 ROLES = ["system", "developer", "user", "assistant"]
+_PART_FIELDS = [
+    "type",
+    "text",
+    "cache_control",
+]  # the last one: a hint for other servers' caches, which changes no answer
 _PASSED_ON = {"name", "reasoning", "reasoning_content"}
 _NEUTRAL_ONLY = {"tool_calls", "function_call", "refusal", "audio", "annotations"}  # null or empty: as SDKs echo them
 
@@ -27,10 +32,10 @@ def plain_messages(value: Any) -> list[dict[str, str]]:
 
 def _plain_message(place: str, message: Any) -> dict[str, str]:
     if not isinstance(message, dict):
-        raise refusal(place, f"must be an object with role and content, not {message!r}")
+        raise refusal(place, f"must be an object with role and content, not {shown(message)}")
     role = message.get("role")
     if role not in ROLES:
-        raise refusal(f"{place}.role", f"is {role!r}", hint="roles: " + ", ".join(ROLES))
+        raise refusal(f"{place}.role", f"is {shown(role)}", hint="roles: " + ", ".join(ROLES))
     plain = {"role": "system" if role == "developer" else role, "content": _content(place, role, message)}
     for name, given in message.items():
         if name in _PASSED_ON and given is not None:
@@ -43,14 +48,17 @@ def _plain_message(place: str, message: Any) -> dict[str, str]:
                 hint="tell what was called and what came back as text",
             )
         elif name not in {"role", "content"} | _PASSED_ON | _NEUTRAL_ONLY:
-            known = ["role", "content", *_PASSED_ON, *_NEUTRAL_ONLY]
-            raise RequestError(
-                f"there is no field {name!r} in a message",
-                code="unknown_parameter",
-                param=f"{place}.{name}",
-                hint=nearest(name, known),
-            )
+            raise _unknown(place, name, "a message", ["role", "content", *_PASSED_ON, *_NEUTRAL_ONLY])
     return plain
+
+
+def _unknown(place: str, name: str, where: str, known: list[str]) -> RequestError:
+    return RequestError(
+        f"there is no field {name!r} in {where}",
+        code="unknown_parameter",
+        param=f"{place}.{name}",
+        hint=nearest(name, known),
+    )
 
 
 def _content(place: str, role: str, message: dict[str, Any]) -> str:
@@ -65,5 +73,8 @@ def _content(place: str, role: str, message: dict[str, Any]) -> str:
 def _part(place: str, part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind != "text":
-        raise refusal(f"{place}.type", f"is {kind!r}; this server takes parts of type 'text' only")
+        raise refusal(f"{place}.type", f"is {shown(kind)}; this server takes parts of type 'text' only")
+    for name in part:
+        if name not in _PART_FIELDS:
+            raise _unknown(place, name, "a content part", _PART_FIELDS)
     return text(f"{place}.text", part.get("text"))

@@ -14,17 +14,26 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.errors import RequestError
 
 _T = TypeVar("_T")
 
+MAX_DEPTH = 100  # of lists and objects in a body
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for an answer that nobody waits for any more
 
 
 class ClientGone(Exception):
     """The client hung up before its answer was complete."""
+
+
+def client_gone() -> RequestError:
+    """For the log of refusals: there is nobody to read it."""
+    return RequestError(
+        "the client left before its body was complete", code="client_gone", status=CLIENT_CLOSED_REQUEST
+    )
 
 
 class RequestId:
@@ -60,27 +69,52 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(int(declared), max_bytes)
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > max_bytes:
-            raise _too_large(len(body), max_bytes)
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > max_bytes:
+                raise _too_large(len(body), max_bytes)
+    except ClientDisconnect:
+        raise client_gone() from None
     return bytes(body)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object in `body`.
 
-    Python's parser lets NaN and Infinity through on purpose: the check of the field refuses them by the field's name.
+    Deeper than any request has to be, it is refused: what walks through it later may recurse. Python's parser lets NaN
+    and Infinity through on purpose: the check of the field refuses them by the field's name.
     """
     try:
         value = json.loads(body)
     except RecursionError:
-        raise RequestError("the body's JSON is nested too deeply", code="invalid_json") from None
+        raise _too_deep() from None
     except ValueError as error:
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise RequestError(f"the body must be a JSON object, not {type(value).__name__}", code="invalid_json")
+    if _is_deeper_than(MAX_DEPTH, value):
+        raise _too_deep()
     return value
+
+
+def _too_deep() -> RequestError:
+    return RequestError(f"the body's JSON is nested more than {MAX_DEPTH} levels deep", code="invalid_json")
+
+
+def _is_deeper_than(limit: int, value: Any) -> bool:
+    """Looks level by level, so it needs no stack."""
+    level = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
