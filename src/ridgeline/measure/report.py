@@ -1,0 +1,56 @@
+"""`measure --report FILE`: the result as one HTML page that needs nothing else (the charts are SVG inside it, no
+script, no network), or the charts alone as .png or .svg."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from importlib import resources
+from pathlib import Path
+
+from ridgeline.errors import ConfigError
+from ridgeline.measure.charts import latency_chart, render_png, render_svg
+from ridgeline.measure.latency import Latency
+from ridgeline.units import format_duration
+
+_SUFFIXES = (".html", ".png", ".svg")
+_TEMPLATE = "data/latency_report.html"
+
+
+def check_report_path(path: Path) -> None:
+    """Before minutes are spent on measuring. Raises ConfigError for a suffix or a place that will not do."""
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ConfigError(f"--report {path}", hint="a file name that ends in " + ", ".join(_SUFFIXES))
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--report {path}: there is no directory {path.absolute().parent}")
+
+
+def save_report(path: Path, latency: Latency) -> None:
+    """Raises ConfigError for what `check_report_path` refuses, a missing package or a path that cannot be written."""
+    check_report_path(path)
+    chart = latency_chart(latency)
+    suffix = path.suffix.lower()
+    try:
+        if suffix == ".png":
+            path.write_bytes(render_png(chart))
+        else:
+            text = render_svg(chart) if suffix == ".svg" else _page(latency, render_svg(chart))
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _page(latency: Latency, svg: str) -> str:
+    from minijinja import Environment
+
+    template = resources.files("ridgeline").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    facts = latency.as_json()
+    return Environment().render_str(
+        template,
+        "report.html",  # by its suffix, values are escaped
+        facts=facts,
+        svg=svg,
+        json=json.dumps(facts, indent=1, ensure_ascii=False),
+        date=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        duration=lambda seconds: "-" if seconds is None else format_duration(seconds),
+    )
