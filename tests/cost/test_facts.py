@@ -194,6 +194,13 @@ def test_recurrent_layers_cost_the_same_at_every_position(facts):
     assert steps[0] == steps[1] == 36 * 5 * 48 * 64 * 128
 
 
+def test_what_is_assumed_or_left_out_is_said(facts):
+    assert facts["Llama-3.1-8B"].assumptions == ()
+    assert "bf16 is assumed" in facts["gpt2"].assumptions[0]
+    assert "MTP" in facts["DeepSeek-V3"].assumptions[0]
+    assert "text model alone" in facts["gemma-4-26B-A4B"].assumptions[0]
+
+
 # Files
 
 

@@ -85,6 +85,11 @@ class ModelFacts:
         return self._release.fmt.name if self._release else self.anatomy.stored_dtype
 
     @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Sentences for the reader: what the figures take for granted or leave out."""
+        return () if self.is_gguf else self.anatomy.assumptions
+
+    @property
     def note(self) -> str | None:
         """What the files hold beside the unique parameters; None when there is nothing to explain."""
         if self.files is None or self.is_gguf or self._release:

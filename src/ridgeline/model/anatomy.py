@@ -130,6 +130,7 @@ class Anatomy:
     shared: Block
     lookups: tuple[Matrix, ...] = ()
     stored_dtype: str = "bf16"  # of what is not quantized
+    assumptions: tuple[str, ...] = ()  # sentences: what the description takes for granted or leaves out
     quantization: Mapping[str, Any] = field(default_factory=dict)  # `quantization_config` as it stands
 
     @property

@@ -7,7 +7,7 @@ does not know it refuses by name: it never guesses a size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ridgeline.config import nearest
@@ -44,6 +44,7 @@ def describe(values: Mapping[str, Any], *, source: str) -> Anatomy:
         shared=stack.shared,
         lookups=stack.lookups,
         stored_dtype=stored_dtype(config),
+        assumptions=tuple(_assumptions(config, values)),
         quantization=config.table("quantization_config"),
     )
     config.refuse_unread()
@@ -79,6 +80,15 @@ def _family(config: Config) -> tuple[str, Family]:
         wanted = " or ".join(family.classes)
         raise config.error("architectures", f"is {short(classes)}: a {name} model must be {wanted}")
     return name, family
+
+
+def _assumptions(config: Config, values: Mapping[str, Any]) -> Iterator[str]:
+    if config.get("dtype") is None and config.get("torch_dtype") is None:
+        yield "The config does not say in which number type the weights are stored: bf16 is assumed."
+    if any(config.get(key) for key in ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")):
+        yield "Layers that predict further tokens (MTP) are not counted."
+    if "text_config" in values:
+        yield "The text model alone is counted, not the encoders of other modalities."
 
 
 def _refuse_absurd_depth(config: Config) -> None:
