@@ -21,7 +21,7 @@ from ridgeline.errors import RidgelineError
 
 INTERRUPTED = 130
 # Each is a function in a module of its name.
-_COMMANDS = ("plan", "probe", "measure", "why", "serve", "generate", "chat", "inspect")
+_COMMANDS = ("plan", "probe", "measure", "why", "bench", "serve", "generate", "chat", "inspect")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

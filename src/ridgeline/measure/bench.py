@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
-import time
+import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -20,6 +19,7 @@ from ridgeline.errors import ConfigError
 from ridgeline.measure import load as loading
 from ridgeline.measure import validity
 from ridgeline.measure.arrivals import arrival_times, num_arrivals
+from ridgeline.measure.capacity import Capacity, find_capacity
 from ridgeline.measure.client import Client
 from ridgeline.measure.events import Record
 from ridgeline.measure.point import Load, Run, table
@@ -38,7 +38,7 @@ class Settings:
     """`num_requests` and `duration_s` limit each point; both None: enough for a first look. Sessions of a trace replace
     the workload."""
 
-    loads: tuple[Load, ...]
+    loads: tuple[Load, ...]  # one point each
     workload: Workload = field(default_factory=Workload)
     trace: tuple[Session, ...] = ()
     num_requests: int | None = None
@@ -48,6 +48,7 @@ class Settings:
     seed: int = 0
     slo: Slo | None = None
     chat: bool = False
+    seeks_capacity: bool = False  # the highest rate that meets `slo`, from the first load's rate
 
     @property
     def is_cold(self) -> bool:
@@ -76,11 +77,14 @@ class Bench:
         self.progress = Progress()
         self.rate = TokenRate()
         self.is_stopped = False
+        self.capacity: Capacity | None = None
         self._predict, self._on_point = predict, on_point
         self._running: asyncio.Task[None] | None = None
         self._num_interrupted = 0
+        self._rng = random.SystemRandom()
 
     def stop(self) -> None:
+        """The point that is being measured becomes a partial one; what is in flight is cut off."""
         self.is_stopped = True
         if self.progress.watch is not None:
             self._num_interrupted = self.progress.watch.now_in_flight
@@ -89,10 +93,27 @@ class Bench:
 
     async def run(self) -> None:
         """Raises ConfigError when the server does not even answer a small request, or the context is too short."""
+        self._running = asyncio.create_task(self._all_points())
+        try:
+            await self._running
+        except asyncio.CancelledError:
+            if not self.is_stopped:
+                raise
+
+    async def _all_points(self) -> None:
         await self.prepare()
+        if self.settings.seeks_capacity:
+            self.capacity = await find_capacity(self._meets, self.settings.loads[0].rate or 1.0)
+            return
         for load in self.settings.loads:
             if not self.is_stopped:
                 await self.measure(load)
+
+    async def _meets(self, rate: float) -> bool:
+        point = await self.measure(Load("open", rate=rate))
+        if self.is_stopped:
+            raise asyncio.CancelledError
+        return bool(self.settings.slo and point["attainment"] >= self.settings.slo.target)
 
     async def prepare(self) -> None:
         self.rate = await fit_token_rate(self.client, chat=self.settings.chat)
@@ -123,12 +144,13 @@ class Bench:
             header_tokens=max(0, round(self.rate.overhead)) if self.settings.chat and self.rate.is_known else 0,
         )
 
-    def _writer(self, purpose: str) -> Writer:
-        """Lengths and times are the same at every point; texts never are."""
+    def _writer(self) -> Writer:
+        """Lengths and times are the same at every point and follow from the seed; texts never are, or a server that was
+        measured before would have them in its cache."""
         return Writer(
             self.rate,
             chat=self.settings.chat,
-            seed=_seed_of(f"{self.settings.seed} {len(self.points)} {purpose}"),
+            seed=self._rng.getrandbits(64),
             ignore_eos=self.settings.workload.has_exact_outputs,
             cache=not self.settings.is_cold,
         )
@@ -141,7 +163,7 @@ class Bench:
 
     async def _warm_up(self, load: Load) -> None:
         """As many at once as the point will have, of its first shapes, with prompts that are not measured."""
-        writer = self._writer("warm-up")
+        writer = self._writer()
         sessions = self._sessions(load.concurrency or 2)[: load.concurrency or 2]
         shorter = [replace(s, output_len=min(_WARM_UP_TOKENS, s.output_len), shared=()) for s in sessions]
         await asyncio.gather(*(self.client.stream(writer.first(session)) for session in shorter))
@@ -153,7 +175,7 @@ class Bench:
         watch, records = loading.Watch(clock), list[Record]()
         total = None if count is None else sum(session.num_turns for session in sessions)
         self.progress = Progress(load, total, records, watch)
-        writer = self._writer("measured")
+        writer = self._writer()
         rounds = [sessions] if count is not None else repeat(sessions)
         jobs = (self._job(session, writer, watch, records) for round_ in rounds for session in round_)
         ready = jobs if count is None else iter(list(jobs))  # written before the clock runs, where they are counted
@@ -161,9 +183,8 @@ class Bench:
         gc.freeze()  # so that no collection of what is already there stops the client in the middle
         async with watch.beating():
             started = clock()
-            self._running = asyncio.create_task(self._dispatch(load, ready, sessions, started))
             try:
-                await self._running
+                await self._dispatch(load, ready, sessions, started)
             except asyncio.CancelledError:
                 if not self.is_stopped:
                     raise
@@ -230,46 +251,3 @@ class Bench:
                 turn, scheduled = writer.next_turn(session, turn, record.text), None
 
         return job
-
-
-def _seed_of(text: str) -> int:
-    """The same on every machine."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
-
-
-def fresh_seed() -> int:
-    """For a run without --seed: no run repeats the prompts of another, which a cache may still hold."""
-    return time.time_ns() % 2**32
-
-
-@dataclass
-class Capacity:
-    """`best`: the highest rate that met the target, None when not even the lowest did; `broken`: the lowest that did
-    not, None when the search ended before."""
-
-    best: float | None = None
-    broken: float | None = None
-
-
-async def find_capacity(
-    meets: Callable[[float], Awaitable[bool]], start: float, *, resolution: float = 0.05, most_points: int = 16
-) -> Capacity:
-    """The highest rate that `meets` the limits: doubled (or halved) from `start` until both sides are known, then
-    bisected until they are within `resolution` of each other. Measures at most `most_points` rates."""
-    found = Capacity()
-    for _ in range(most_points):
-        if found.best is None and found.broken is None:
-            rate = start
-        elif found.broken is None:
-            rate = 2 * (found.best or start)
-        elif found.best is None:
-            rate = found.broken / 2
-        elif found.broken - found.best > resolution * found.best:
-            rate = (found.best + found.broken) / 2
-        else:
-            break
-        if await meets(rate):
-            found.best = rate
-        else:
-            found.broken = rate
-    return found

@@ -36,6 +36,12 @@ class Load:
     kind: Literal["closed", "open", "trace", "barrier"]
     concurrency: int | None = None
     rate: float | None = None
+    scheduler: str | None = None  # of a server that we started
+
+    @property
+    def has_steady_state(self) -> bool:
+        """Static batching has none: throughput is the whole run's."""
+        return self.kind != "barrier" and self.scheduler != "static"
 
     @property
     def is_open(self) -> bool:
@@ -45,7 +51,10 @@ class Load:
     def name(self) -> str:
         if self.rate is not None:
             return f"{self.rate:g} requests/s"
-        return "trace" if self.kind == "trace" else f"{self.concurrency}" + " at once" * (self.kind == "barrier")
+        if self.kind == "trace":
+            return "trace"
+        name = f"{self.concurrency} at once" + ", all awaited" * (self.kind == "barrier")
+        return f"{name}, {self.scheduler}" if self.scheduler else name
 
 
 @dataclass
@@ -68,12 +77,13 @@ def table(run: Run, slo: Slo | None) -> dict[str, Any]:
     records, load = run.records, run.load
     good = [record for record in records if record.ok]
     whole, window = whole_run(records), measuring_window(run)
-    headline = whole if load.kind == "barrier" else window
+    headline = window if load.has_steady_state else whole
     ttft, e2e = (metrics.ttft_sched, metrics.e2e_sched) if load.is_open else (metrics.ttft, metrics.e2e)
     figures: dict[str, Any] = {
         "load": load.kind,
         "concurrency": load.concurrency,
         "rate": load.rate,
+        "scheduler": load.scheduler,
         "requests": len(records),
         "completed": len(good),
         "failed": len(records) - len(good),
@@ -116,7 +126,7 @@ def table(run: Run, slo: Slo | None) -> dict[str, Any]:
 
 def measuring_window(run: Run) -> Window | None:
     """Steady state in closed loop, start to last dispatch in open loop; the whole run where neither exists."""
-    if run.load.kind == "barrier" or not run.records:
+    if not run.records or not run.load.has_steady_state:
         return whole_run(run.records)
     if run.load.is_open:
         window = Window(run.started, max(record.t_sched for record in run.records))

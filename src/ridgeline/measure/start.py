@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import IO, Any
 
 from ridgeline.errors import ConfigError
@@ -21,8 +20,8 @@ _STOP_TIMEOUT_S = 30.0
 
 
 @contextlib.contextmanager
-def started(model: str, options: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """What `serve --json` says once it is ready (`url`, `models`, `dtype`, ...), on any free port of this machine.
+def running_server(model: str, options: Sequence[str] = ()) -> Iterator[str]:
+    """The URL of the model's server, ready, on any free port of this machine; `options` are `serve`'s.
 
     Raises ConfigError with the server's own words when it does not start.
     """
@@ -30,7 +29,7 @@ def started(model: str, options: Sequence[str] = ()) -> Iterator[dict[str, Any]]
     with tempfile.TemporaryFile("w+") as log:  # not a pipe: nobody reads it while the server runs, and a pipe fills
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
-            yield _ready(process, model, log)
+            yield str(_ready(process, model, log)["url"])
         finally:
             process.terminate()
             try:
@@ -51,11 +50,3 @@ def _ready(process: subprocess.Popen[str], model: str, log: IO[str]) -> dict[str
     errors = log.read().strip()
     error = facts.get("error") or {"message": errors or f"it ended with status {process.returncode}", "hint": None}
     raise ConfigError(f"`ridgeline serve {model}` did not start: {error['message']}", hint=error["hint"])
-
-
-def looks_like_url(target: str) -> bool:
-    """`http://...` or `host:port`; anything else, and whatever exists as a file, is a model."""
-    if "://" in target:
-        return True
-    host, colon, port = target.partition("/")[0].rpartition(":")
-    return bool(colon and host) and port.isdigit() and not Path(target).exists()
