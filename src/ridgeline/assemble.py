@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ridgeline.engine.loop import Engine
     from ridgeline.model.runtime import ModelRuntime
 
+DEFAULT_CACHE_DISK = 10 * 10**9  # bytes
+
 Progress = Callable[[str, float], None]
 
 
@@ -51,6 +53,8 @@ def load_engine(
 def _open_tier(runtime: ModelRuntime, model_config: ModelConfig, engine_config: EngineConfig) -> DiskTier | None:
     """Where cached prefixes outlive memory and process, when `cache_dir` is given."""
     if engine_config.cache_dir is None:
+        if engine_config.cache_disk is not None:
+            raise ConfigError("cache_disk bounds cache_dir, which is not given", hint="give --cache-dir too")
         return None
     from ridgeline.engine.disk_tier import DiskTier
     from ridgeline.model.fingerprint import kv_fingerprint
@@ -62,4 +66,4 @@ def _open_tier(runtime: ModelRuntime, model_config: ModelConfig, engine_config: 
     memory = cast("PageMemory", runtime.executor)
     fingerprint = kv_fingerprint(runtime.files, model_config.weights, runtime.executor, memory.page_bytes)
     path = Path(engine_config.cache_dir).expanduser()
-    return DiskTier(path, memory, fingerprint=fingerprint, max_bytes=engine_config.cache_disk)
+    return DiskTier(path, memory, fingerprint=fingerprint, max_bytes=engine_config.cache_disk or DEFAULT_CACHE_DISK)

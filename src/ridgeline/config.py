@@ -50,7 +50,7 @@ class EngineConfig:
     prefix_cache: bool = True  # keep computed prefixes for later requests; off without `kv_cache`
     prefix_ttl_s: float | None = None  # a cached prefix lives so long after its last use; None: until space is needed
     cache_dir: str | None = None  # cached prefixes also go to this directory, and survive a restart
-    cache_disk: int = 10 * 10**9  # bytes that `cache_dir` may take
+    cache_disk: int | None = None  # bytes that `cache_dir` may take; None: 10 GB
     admission: Admission = "reserve"  # which pages must be there before a request starts; engine/policy.py
     stuck_after_s: float = 60.0  # work waits and no step finished for so long: `/health` turns red
 

@@ -200,9 +200,13 @@ def test_at_shutdown_a_full_queue_waits(opened: Open) -> None:
     assert num_loadable(tier) == 4
 
 
-def test_a_disk_that_refuses_is_a_count(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a fault of ours")])
+def test_what_cannot_be_written_is_a_count(opened: Open, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
     tier = opened()
-    monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(os, "rename", refuse)
     store(tier)
     assert tier.flush()
     monkeypatch.undo()

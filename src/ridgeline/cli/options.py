@@ -168,7 +168,7 @@ ENGINE_OPTIONS: Group = {
         EngineConfig.cache_dir,
     ),
     "cache_disk": (
-        _engine(int, "--cache-disk", "The most that --cache-dir may take.", **_BYTES),
+        _engine(int | None, "--cache-disk", "The most that --cache-dir may take; 10GB unless given.", **_BYTES),
         EngineConfig.cache_disk,
     ),
     "admission": (

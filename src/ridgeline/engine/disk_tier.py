@@ -163,7 +163,8 @@ class DiskTier:
         try:
             return self._directory.read(key, identity, self._memory.page_bytes)
         except PageFileError as error:
-            _log.warning("page %s of the disk cache: %s", key.hex()[:16], error)
+            if error.kind != "expired":
+                _log.warning("page %s of the disk cache is not used and deleted: %s", key.hex()[:16], error)
             self._count(f"num_{error.kind}")
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
@@ -235,15 +236,16 @@ class DiskTier:
 
     def _write_oldest(self) -> None:
         """A page stays queued until it is written: at no moment is it in neither place."""
-        key, offer = next(iter(self._pending.items()), (b"", None))
-        if offer is None:
-            return
+        with self._changed:
+            if not self._pending:
+                return
+            key, offer = next(iter(self._pending.items()))
         try:
             num_evicted = self._directory.write(key, offer.identity, offer.payload, offer.ttl_s)
             self._count("num_written")
             self._count("num_evicted", num_evicted)
-        except OSError as error:
-            _log.warning("a KV page cannot be written: %s", error)
+        except Exception as error:  # whatever it is, the thread goes on with the next page
+            _log.warning("a KV page cannot be written: %r", error)
             self._count("num_failed")
         with self._changed:
             self._pending.pop(key, None)

@@ -156,6 +156,7 @@ def _disk_gauges(tier: TierStats) -> _Series:
         "ridgeline:disk_cache_pages": ("KV pages on disk, those of other models included", tier.num_pages),
         "ridgeline:disk_cache_bytes": ("Bytes of KV pages on disk", tier.num_bytes),
         "ridgeline:disk_cache_max_bytes": ("The bound, --cache-disk", tier.max_bytes),
+        "ridgeline:disk_cache_foreign_pages": ("Of other models or formats, at the start", tier.num_foreign_pages),
         "ridgeline:disk_cache_pending_pages": ("KV pages that wait to be written", tier.num_pending),
     }
 

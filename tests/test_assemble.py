@@ -1,0 +1,52 @@
+"""What `LLM` and `serve` start with: the settings of the disk cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoints import make_hf
+from quick import QUICK_OPTIONS
+from ridgeline import LLM, SamplingParams
+from ridgeline.errors import ConfigError
+
+PROMPT = list(range(3, 60))
+GREEDY = SamplingParams(temperature=0, max_tokens=6, logprobs=0)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_hf(tmp_path_factory.mktemp("checkpoint"), "llama"))
+
+
+def load(checkpoint: str, **options: Any) -> LLM:
+    return LLM(checkpoint, kv_memory=1_000_000, **(QUICK_OPTIONS | options))
+
+
+def test_the_python_api_keeps_prefixes_too(checkpoint: str, tmp_path: Path) -> None:
+    answers = []
+    for _ in range(2):
+        with load(checkpoint, cache_dir=str(tmp_path / "kv")) as llm:
+            answers += llm.generate(PROMPT, GREEDY)
+    cold, warm = answers
+    assert (warm.token_ids, warm.logprobs) == (cold.token_ids, cold.logprobs)
+    assert (cold.metrics.num_loaded_tokens, warm.metrics.num_loaded_tokens) == (0, 48)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"cache_disk": 10**9}, "cache_dir, which is not given"),
+        ({"prefix_cache": False}, "the prefix cache is off"),
+        ({"kv_cache": False}, "the prefix cache is off"),
+        ({"executor": "torch"}, "KV pages can be copied"),
+        ({"cache_disk": 10}, "holds no two KV pages"),
+    ],
+)
+def test_what_cannot_work_is_refused(checkpoint: str, tmp_path: Path, options: dict[str, Any], problem: str) -> None:
+    if problem != "cache_dir, which is not given":
+        options = {"cache_dir": str(tmp_path)} | options
+    with pytest.raises(ConfigError, match=problem):
+        load(checkpoint, **options)
