@@ -172,6 +172,8 @@ def parts(executor: ScriptedExecutor, config: EngineConfig) -> tuple[Any, Engine
         chat_template=BracketTemplate(),
         executor=executor,
         context_len=CONTEXT_LEN,
+        dtype="fp32",
+        kv_dtype="fp32",
         generation_defaults={"temperature": 0.5, "top_k": 7},
         close=executor.close,
     )

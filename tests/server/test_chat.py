@@ -161,4 +161,6 @@ def test_answer_names_request_and_model(start: Any) -> None:
     assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
     cards = server.get("/v1/models").json()["data"]
     assert [card["id"] for card in cards] == ["alias", "scripted"]
-    assert server.get("/v1/models/scripted").json()["max_model_len"] == CONTEXT_LEN
+    card = server.get("/v1/models/scripted").json()
+    assert card["max_model_len"] == CONTEXT_LEN
+    assert (card["dtype"], card["kv_dtype"]) == ("fp32", "fp32")

@@ -28,6 +28,8 @@ REPEATED_WORDS = 100  # the short prompt of the repeats: a question, not a docum
 _MINIMAL_WORDS = 1
 _WARM_UP_TOKENS = 8
 _FIT_TOKENS = 2
+_FIT_SHARE = 0.95  # of a length, when its text is counted: a first guess must not exceed the context
+_LINE_SLACK = 4  # tokens by which unique lines differ
 _GIVE_UP_AFTER = 3  # failures in a row: more of the same would only take time
 
 _HINTS = {
@@ -135,7 +137,7 @@ class Experiment:
         context, output = self.endpoint.context_len, self.settings.output_len
         if context is None:
             return
-        room = context - output
+        room = context - output - _LINE_SLACK
         kept = [length for length in self.settings.lengths if length <= room]
         too_long = [length for length in self.settings.lengths if length > room]
         for length in too_long:
@@ -175,7 +177,7 @@ class Experiment:
 
     async def _fit(self, length: int) -> Shape | None:
         """The shape of that length; None when the server does not answer it, with the reason in `skipped`."""
-        num_words = self._words_for(length)
+        num_words = self._words_for(round(_FIT_SHARE * length))
         record = await self._ask(num_words, _FIT_TOKENS)
         self._sent += 1
         if record.error:

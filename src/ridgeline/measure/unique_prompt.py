@@ -1,9 +1,9 @@
 """Prompts that no prefix cache can have seen: a unique line first, then text whose length is chosen word by word.
 
 The line comes first, or every repeat would be a cache hit: as the system message of a chat, or at the head of a raw
-prompt. It has a fixed number of common words, so that its length in tokens hardly varies. The text is plain English
-sentences, since random tokens distort speculative decoding and the routing of experts; it is the same for every
-request, and the text of n words is a prefix of that of n + 1.
+prompt. It has a fixed number of common words of four letters, so that its length hardly varies, in tokens of whatever
+vocabulary. The text is plain English sentences, since random tokens distort speculative decoding and the routing of
+experts; it is the same for every request, and the text of n words is a prefix of that of n + 1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import islice
 
 from ridgeline.measure.endpoints import GenerationRequest
 
-LINE_WORDS = 8  # of some hundred words each: no two lines are alike by chance
+LINE_WORDS = 8  # each one of about a hundred: no two lines are alike by chance
 
 _SUBJECTS = "the engineer,a young teacher,the old captain,her neighbour,the night guard,a tired farmer,the painter"
 _VERBS = "carried,found,described,repaired,counted,measured,remembered,lost,sold,drew,opened,noticed"
@@ -22,12 +22,11 @@ _OBJECTS = "a brass lamp,two letters,the river map,an empty notebook,the last tr
 _PLACES = "near the harbour,behind the library,under the bridge,at the edge of town,in the quiet garden,by the window"
 _TIMES = "before noon,after the storm,every other week,late in the evening,while it rained,once the market closed"
 _WORDS = (
-    "time year people way day man thing woman life child world school state family student group country problem hand "
-    "part place case week company system program question work government number night point home water room mother "
-    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
-    "father power hour game line end member law car city community name president team minute idea body information "
-    "back parent face others level office door health person art war history party result change morning reason "
-    "research girl guy moment air teacher force education"
+    "time year life part hand week case work home room area book word side kind head line city name team idea "
+    "body back face door path army wind road form rule food tree fire land king wall rock bird fish ship rain "
+    "snow star moon song game plan test role deal risk size type rate cost site page text file list unit term "
+    "note sign mark news film club farm hall bank shop park gate lake hill wood gold iron coal salt milk meat "
+    "rice corn seed leaf root bone skin hair nose foot neck knee desk lamp ring coat shoe boat"
 )
 
 
@@ -56,4 +55,4 @@ def _words() -> Iterator[str]:
     parts = [group.split(",") for group in (_SUBJECTS, _VERBS, _OBJECTS, _PLACES, _TIMES)]
     while True:
         sentence = " ".join(rng.choice(choices) for choices in parts)
-        yield from (sentence[0].upper() + sentence[1:] + ".")
+        yield from f"{sentence[0].upper()}{sentence[1:]}.".split()

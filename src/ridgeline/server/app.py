@@ -145,6 +145,8 @@ def _model_card(state: ServerState, served: Served, name: str) -> dict[str, Any]
         "owned_by": "ridgeline",
         "root": served.runtime.name,
         "max_model_len": served.runtime.context_len,
+        "dtype": served.runtime.dtype,
+        "kv_dtype": served.runtime.kv_dtype,
     }
 
 
