@@ -2,9 +2,9 @@
 
     python benchmarks/prefix_ttft.py [--model smollm2-135m] [--rounds 7] [--threads N]
 
-Each round is a server process of its own, warmed up, and measures, one after the other, a prompt of which nothing is
+Each round is a server process of its own, warmed up, and measures in random order a prompt of which nothing is
 cached, one whose first 1,500 tokens are (1,488 in whole pages), and one whose first 1,500 tokens an earlier process
-computed and kept in --cache-dir; before that one, the files are dropped from the page cache, so that the disk is read.
+computed and kept in --cache-dir; the files are dropped from the page cache before, so that the disk is read.
 Printed are medians, their ratio to cold, and the ratio that `ridgeline plan --cached 1488` predicts. The receipts are
 checked: a figure whose `cached_tokens` is not what it should be ends the run.
 """
@@ -63,18 +63,18 @@ def _round(
     """Measures each case once; the first round has nothing to restart from, and warms up. The prefix it leaves."""
     _drop_from_page_cache(directory)
     prefix = _tokens(chance, PREFIX_TOKENS)
+    tail = PROMPT_TOKENS - PREFIX_TOKENS
     with _server(options, directory) as url, httpx.Client(base_url=url, timeout=TIMEOUT_S) as client:
         _ttft_s(client, _tokens(chance, PROMPT_TOKENS), cached=0, loaded=0)  # a process is slower at first
-        if kept is not None:
-            prompt = kept + _tokens(chance, PROMPT_TOKENS - PREFIX_TOKENS)
-            times["restarted"].append(_ttft_s(client, prompt, cached=CACHED_TOKENS, loaded=CACHED_TOKENS))
-        cold_s = _ttft_s(client, _tokens(chance, PROMPT_TOKENS), cached=0, loaded=0)
         _ttft_s(client, prefix, cached=0, loaded=0)
-        prompt = prefix + _tokens(chance, PROMPT_TOKENS - PREFIX_TOKENS)
-        cached_s = _ttft_s(client, prompt, cached=CACHED_TOKENS, loaded=0)
         if kept is not None:
-            times["cold"].append(cold_s)
-            times["cached"].append(cached_s)
+            cases = [
+                ("cold", _tokens(chance, PROMPT_TOKENS), 0, 0),
+                ("cached", prefix + _tokens(chance, tail), CACHED_TOKENS, 0),
+                ("restarted", kept + _tokens(chance, tail), CACHED_TOKENS, CACHED_TOKENS),
+            ]
+            for case, prompt, cached, loaded in chance.sample(cases, k=len(cases)):
+                times[case].append(_ttft_s(client, prompt, cached=cached, loaded=loaded))
     return prefix
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,27 +34,50 @@ def split_evenly(num_tokens: int, chunk: int) -> list[int]:
     return [min(chunk, num_tokens - start) for start in range(0, num_tokens, chunk)]
 
 
+@dataclass(frozen=True)
+class Rows:
+    """A sequence's part of a step: `token_ids` at positions `start` and after, in its pages."""
+
+    token_ids: Sequence[int]
+    start: int
+    pages: np.ndarray  # int32, those of the whole sequence
+
+
+def plan_of(sequences: Sequence[Rows], page_size: int, *, all_logits: bool) -> StepPlan:
+    """A step that returns logits of every row (`all_logits`), or only scores each sequence's last row."""
+    lens = [len(rows.token_ids) for rows in sequences]
+    ends = np.cumsum([0, *lens])
+    positions = [rows.start + np.arange(num_rows) for rows, num_rows in zip(sequences, lens, strict=True)]
+    slots = [
+        rows.pages[where // page_size] * page_size + where % page_size
+        for rows, where in zip(sequences, positions, strict=True)
+    ]
+    tables = np.zeros((len(sequences), max(len(rows.pages) for rows in sequences)), np.int32)
+    for table, rows in zip(tables, sequences, strict=True):
+        table[: len(rows.pages)] = rows.pages
+    logit_rows = np.arange(ends[-1]) if all_logits else ends[1:] - 1
+    return StepPlan(
+        token_ids=np.concatenate([np.asarray(rows.token_ids, np.int32) for rows in sequences]),
+        positions=np.concatenate(positions).astype(np.int32),
+        slots=np.concatenate(slots).astype(np.int32),
+        query_start=ends.astype(np.int32),
+        context_len=np.array([rows.start + num for rows, num in zip(sequences, lens, strict=True)], np.int32),
+        block_tables=tables,
+        logit_rows=logit_rows.astype(np.int32),
+        sampler_slots=np.full(len(logit_rows), -1, np.int32),
+        score_ids=np.full(len(logit_rows), NO_TOKEN, np.int32),
+        score_top=np.zeros(len(logit_rows), np.int32),
+        want_logits=all_logits,
+    )
+
+
 def forced_logits(executor: Executor, token_ids: Sequence[int], chunk_lens: Sequence[int]) -> np.ndarray:
     """Logits of every position, [tokens, vocab], a chunk a step, in the first pages of the pool."""
     pages = 1 + np.arange(-(-len(token_ids) // executor.page_size), dtype=np.int32)
     blocks, start = [], 0
     for num_rows in chunk_lens:
-        positions = np.arange(start, start + num_rows, dtype=np.int32)
-        slots = pages[positions // executor.page_size] * executor.page_size + positions % executor.page_size
-        plan = StepPlan(
-            token_ids=np.array(token_ids, np.int32)[positions],
-            positions=positions,
-            slots=slots.astype(np.int32),
-            query_start=np.array([0, num_rows], np.int32),
-            context_len=np.array([start + num_rows], np.int32),
-            block_tables=pages[None],
-            logit_rows=np.arange(num_rows, dtype=np.int32),
-            sampler_slots=np.full(num_rows, -1, np.int32),
-            score_ids=np.full(num_rows, NO_TOKEN, np.int32),
-            score_top=np.zeros(num_rows, np.int32),
-            want_logits=True,
-        )
-        blocks.append(np.array(executor.submit(plan).wait().logits))
+        rows = Rows(token_ids[start : start + num_rows], start, pages)
+        blocks.append(np.array(executor.submit(plan_of([rows], executor.page_size, all_logits=True)).wait().logits))
         start += num_rows
     return np.concatenate(blocks)
 
