@@ -87,7 +87,7 @@ class PageDirectory:
         num_deleted = self._make_room(size)
         try:
             write_page_file(path, temporary, identity, payload, ttl_s)
-        except OSError:
+        except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
