@@ -57,7 +57,8 @@ class Outcome:
     token_ids: list[list[int]]
     digests: Digests
     num_preemptions: int
-    reused: list[tuple[int, int]]  # tokens of each prompt found in memory, and loaded from disk
+    reused: list[tuple[int, int]]  # tokens of each prompt found in memory, in whole pages, and loaded from disk
+    num_copied: int  # tokens found in pages that others were filling
 
 
 class RecordingExecutor:
@@ -163,7 +164,13 @@ def serve(
     engine.run_until_idle()
     ends = [client.deltas[-1].metrics for client in clients]
     reused = [(end.num_cached_tokens, end.num_loaded_tokens) for end in ends if end is not None]
-    return Outcome([client.token_ids for client in clients], executor.digests, engine.stats().num_preemptions, reused)
+    return Outcome(
+        token_ids=[client.token_ids for client in clients],
+        digests=executor.digests,
+        num_preemptions=engine.stats().num_preemptions,
+        reused=reused,
+        num_copied=sum(end.num_copied_tokens for end in ends if end is not None),
+    )
 
 
 def prompts_of(runtime: ModelRuntime, count: int = NUM_PROMPTS) -> list[list[int]]:
@@ -179,7 +186,7 @@ def prompts_of(runtime: ModelRuntime, count: int = NUM_PROMPTS) -> list[list[int
 
 
 def related_prompts_of(runtime: ModelRuntime, count: int) -> list[list[int]]:
-    """Texts that share their beginnings four by four, as chats do, and end around the edges of pages: 15 to 114 tokens.
+    """Texts that share their beginnings four by four, as chats do, and end around the edges of pages: 16 to 80 tokens.
     Each fourth one is exactly as long as some pages."""
     texts = prompts_of(runtime, NUM_PROMPTS)
     longest = max(texts, key=len)

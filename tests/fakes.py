@@ -67,6 +67,9 @@ class FakeExecutor:
         assert 0 < plan.num_tokens <= self.max_step_tokens
         if index in self.fail_steps:
             raise ExecutionError(f"step {index} was told to fail")
+        for source, destination in plan.copy_pages:
+            for slots in (self._tokens, self._positions):
+                slots[self._page(destination)] = slots[self._page(source)]
         self._store(plan)
         for setup in plan.setups:
             self._num_known[setup.slot] = len(setup.prompt_ids) + len(setup.output_ids)
@@ -84,6 +87,10 @@ class FakeExecutor:
             assert np.array_equal(plan.slots[rows], pages * self.page_size + positions % self.page_size)
         self._tokens[plan.slots] = plan.token_ids
         self._positions[plan.slots] = plan.positions
+
+    def _page(self, page: int) -> slice:
+        assert page != NULL_PAGE, "the null page is copied"
+        return slice(page * self.page_size, (page + 1) * self.page_size)
 
     def _context(self, plan: StepPlan, s: int, length: int) -> Int32:
         """The first `length` tokens of sequence `s`, from its pages."""

@@ -56,6 +56,11 @@ def test_cold_warm_and_restarted_give_the_same_bits(dtype: str, schedule: Schedu
     assert_warm(restarted, prompts, f"restarted, {schedule}")
     assert sum(loaded for _, loaded in warm.reused) == 0
     assert sum(loaded for _, loaded in restarted.reused) > 0
+    choices = [prompts[1]] * 4
+    forked = run(runtime, choices, 3, Schedule())
+    assert_same(forked, run(runtime, choices, 3, ALONE), "choices of one prompt")
+    assert forked.reused == [(0, 0)] + [(16, 0)] * 3
+    assert forked.num_copied == 3 * (len(prompts[1]) - 1 - 16) > 0
     runtime.close()
 
 

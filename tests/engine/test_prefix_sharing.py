@@ -86,8 +86,11 @@ def test_choices_of_a_request_compute_its_prompt_once() -> None:
     assert engine.stats().num_pages_held == 5 + 4, "five pages of the prompt, and one for each choice"
     engine.run_until_idle()
     num_decoded = 4 * (3 - 1)
-    assert num_computed(executor) == len(prompt) + 3 * (len(prompt) - 20) + num_decoded
-    assert [r.num_cached_tokens for r in runs] == [0, 20, 20, 20]
+    assert num_computed(executor) == len(prompt) + 3 * 1 + num_decoded
+    assert [(r.num_cached_tokens, r.num_copied_tokens) for r in runs] == [(0, 0)] + [(20, 2)] * 3
+    assert len(executor.plans[1].copy_pages) == 3
+    stats = engine.stats()
+    assert (stats.num_prompt_tokens_computed, stats.num_prompt_tokens_cached) == (23 + 3, 3 * 22)
 
 
 def test_requests_that_start_together_share_what_they_have_in_common() -> None:
@@ -190,12 +193,13 @@ def test_prompt_tokens_are_computed_or_cached_and_counted_once() -> None:
     stats = engine.stats()
     assert stats.num_preemptions == 0
     assert stats.num_prompt_tokens == sum(len(r.prompt_ids) for r, _ in runs)
-    assert stats.num_prompt_tokens_cached == sum(metrics(client).num_cached_tokens for _, client in runs) > 200
+    ends = [metrics(client) for _, client in runs]
+    assert stats.num_prompt_tokens_cached == sum(end.num_cached_tokens + end.num_copied_tokens for end in ends) > 200
     num_decoded = sum(len(client.token_ids) - 1 for _, client in runs)
     assert num_computed(executor) == stats.num_prompt_tokens_computed + num_decoded
     assert stats.num_prompt_tokens == stats.num_prompt_tokens_computed + stats.num_prompt_tokens_cached
-    assert all(metrics(client).num_cached_tokens % PAGE == 0 for _, client in runs)
-    assert all(metrics(client).num_cached_tokens < len(r.prompt_ids) for r, client in runs)
+    assert all(end.num_cached_tokens % PAGE == 0 for end in ends)
+    assert all(end.num_cached_tokens + end.num_copied_tokens < end.num_prompt_tokens for end in ends)
 
 
 def test_random_prompts_have_no_hits_whatever_is_preempted() -> None:

@@ -68,6 +68,7 @@ class Cache:
         self._tier = tier
         self._clock = clock
         self._nodes: dict[Request, Node] = {}  # the locked node of each request that has been acquired for
+        self._copies: list[tuple[int, int]] = []  # pages to copy with the next step: (source, destination)
 
     @property
     def num_available(self) -> int:
@@ -89,17 +90,17 @@ class Cache:
         Called when it starts and before each chunk of its prefill, so that requests that started together share. Only
         one whose computed tokens fill whole pages can go on with a stored one.
         """
-        node = self._nodes.get(request)
-        if not self._is_on or (node is not None and node.end * self.page_size != request.num_computed_tokens):
+        if not self._is_on:
             return request.num_computed_tokens
-        match = self._match(request)
-        if node is None or match.pages:
-            if node is None:
-                self._report_miss(request, match)
-            request.num_cached_tokens += self._take(request, match)
+        node = self._nodes.get(request)
         if node is None:
-            request.num_loaded_tokens += self._load(request)
-        return self._nodes[request].end * self.page_size
+            return self._start(request)
+        if node.end * self.page_size == request.num_computed_tokens:
+            match = self._match(request)
+            if match.pages:
+                request.num_cached_tokens += self._take(request, match)
+                return self._nodes[request].end * self.page_size
+        return request.num_computed_tokens
 
     def extend(self, request: Request, num_tokens: int) -> bool:
         """Makes place for `num_tokens` tokens in all. False, and nothing changed, when pages lack."""
@@ -123,8 +124,14 @@ class Cache:
         request.num_created_cache_tokens += request.count_pages(num_full - num_new, num_full, self.page_size)
         self.counters.num_published += num_new
 
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Pages to copy before the rows of the next step are stored: (source, destination)."""
+        copies, self._copies = self._copies, []
+        return copies
+
     def release(self, request: Request) -> None:
         """Takes all pages back from a request that ends or is preempted; the tail first, so that heads live longest."""
+        self._copies = [copy for copy in self._copies if copy[1] not in request.pages]
         self.pool.release(reversed(request.pages))
         request.pages.clear()
         node = self._nodes.pop(request, None)
@@ -227,6 +234,13 @@ class Cache:
         tokens = request.token_bytes(start.end * self.page_size, limit * self.page_size)
         return self.tree.match(start, tokens, expired_too=expired_too)
 
+    def _start(self, request: Request) -> int:
+        match = self._match(request)
+        self._report_miss(request, match)
+        request.num_cached_tokens += self._take(request, match)
+        request.num_loaded_tokens += self._load(request)
+        return self._nodes[request].end * self.page_size + self._copy(request)
+
     def _take(self, request: Request, match: Match) -> int:
         """Makes the matched pages the request's next ones; how many tokens of its prompt thereby hit."""
         node = self._nodes.get(request)
@@ -261,6 +275,26 @@ class Cache:
         request.pages += pages[:count]
         self._insert(request, stop)
         return request.count_pages(stop - count, stop, self.page_size)
+
+    def _copy(self, request: Request) -> int:
+        """Continues a request that starts with a copy of the page that another one is filling, when all that is still
+        to be computed but the last token stands there, as with the choices of one prompt; how many tokens that brings.
+
+        A copy, because each of them goes on to write into its own.
+        """
+        start, stop = self._nodes[request].end * self.page_size, request.max_hit_tokens
+        if not start < stop < start + self.page_size or self.num_available == 0:
+            return 0
+        tokens = request.token_bytes(0, stop)
+        for other in self._nodes:
+            is_ahead = other.num_computed_tokens >= stop and other.cache_salt == request.cache_salt
+            if is_ahead and other is not request and other.token_bytes(0, stop) == tokens:
+                request.pages += self._allocate(1)
+                self._copies.append((other.pages[start // self.page_size], request.pages[-1]))
+                if request.timeline.num_preemptions == 0:
+                    request.num_copied_tokens = stop - start
+                return stop - start
+        return 0
 
     def _insert(self, request: Request, stop: int) -> int:
         """Puts the request's pages up to `stop` into the tree; how many of them it did not know."""

@@ -232,6 +232,7 @@ class Engine:
                 self._checked_s = start_s
             return False
         plan, rows = build_plan(chunks, self._executor.page_size, self._eos_ids)
+        plan.copy_pages = self._cache.take_copies()
         num_places = self._scheduler.num_places  # a stop string may end a request while the step computes
         result = self._execute(plan)
         end_s = self._clock()

@@ -80,7 +80,8 @@ class RequestMetrics:
     tpot_s: float | None  # None with fewer than two output tokens
     num_preemptions: int = 0
     kv_wait_s: float = 0.0  # of decode and prefill: time spent preempted
-    num_loaded_tokens: int = 0  # of the prompt, from a tier below memory; prompt = computed + cached + loaded
+    num_loaded_tokens: int = 0  # of the prompt, from a tier below memory
+    num_copied_tokens: int = 0  # of the prompt, from a page that another request was filling
     num_created_cache_tokens: int = 0  # of the prompt: whole pages that this request added to the prefix cache
     num_expired_tokens: int = 0  # of the prompt: would have been cached tokens, had they not expired
     cache_miss: MissReport | None = None  # when the request asked for an explanation
@@ -156,8 +157,9 @@ class Request:
     seed: int = 0
     output_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
-    num_cached_tokens: int = 0  # this and the next three: of the prompt, as in RequestMetrics
+    num_cached_tokens: int = 0  # this and the next four: of the prompt, as in RequestMetrics
     num_loaded_tokens: int = 0
+    num_copied_tokens: int = 0
     num_created_cache_tokens: int = 0
     num_expired_tokens: int = 0
     num_seen_pages: int = 0  # whole pages of the prompt that it has had, maybe before a preemption
@@ -244,6 +246,7 @@ class Request:
             num_preemptions=times.num_preemptions,
             kv_wait_s=times.kv_wait_s + (0.0 if times.preempted_s is None else end_s - times.preempted_s),
             num_loaded_tokens=self.num_loaded_tokens,
+            num_copied_tokens=self.num_copied_tokens,
             num_created_cache_tokens=self.num_created_cache_tokens,
             num_expired_tokens=self.num_expired_tokens,
             cache_miss=self.cache_miss,

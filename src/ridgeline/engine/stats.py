@@ -26,7 +26,7 @@ class EngineStats:
     num_preemptions: int
     num_prompt_tokens: int  # of requests that got as far as their first token; computed + cached + loaded, each once
     num_prompt_tokens_computed: int
-    num_prompt_tokens_cached: int  # found in memory
+    num_prompt_tokens_cached: int  # found in memory, in whole pages or in one that was copied
     num_prompt_tokens_loaded: int  # found in the tier below
     num_output_tokens: int
     last_step_tokens: int
@@ -75,7 +75,7 @@ class Counters:
         self.num_output_tokens += 1
         if len(request.output_ids) == 1:
             self.num_prompt_tokens += len(request.prompt_ids)
-            self.num_prompt_tokens_cached += request.num_cached_tokens
+            self.num_prompt_tokens_cached += request.num_cached_tokens + request.num_copied_tokens
             self.num_prompt_tokens_loaded += request.num_loaded_tokens
 
     def on_samples(self, num_samples: int, num_places: int) -> None:

@@ -120,6 +120,8 @@ class TorchExecutor:
         if plan.num_tokens > self.max_step_tokens:
             raise ExecutionError(f"a step of {plan.num_tokens} tokens, the executor takes {self.max_step_tokens}")
         start = time.perf_counter()
+        for source, destination in plan.copy_pages:
+            self._kv[:, :, self._page(destination)] = self._kv[:, :, self._page(source)]
         for setup in plan.setups:
             self._samplers.open(setup)
         step, buffers = self._prepare(plan), dict[str, Tensor]()
@@ -131,6 +133,10 @@ class TorchExecutor:
 
     def close(self) -> None:
         self._weights.clear()
+
+    def _page(self, page: int) -> slice:
+        """The slots of a page."""
+        return slice(page * self.page_size, (page + 1) * self.page_size)
 
     def _prepare(self, plan: StepPlan) -> _Step:
         positions = torch.from_numpy(plan.positions).long()
