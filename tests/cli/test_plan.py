@@ -170,6 +170,8 @@ def test_listing(run_json, capsys):
         ([*GPU, "--price-per-hour", "-1"], "--price-per-hour"),
         ([*GPU, "--compare", "bf16,int8", "--emit", "vllm"], "--emit"),
         ([*GPU, "--compare", ""], "unknown"),
+        (["--compare", "h100-sxn,l40s"], "h100-sxm-80gb"),
+        ([*GPU, "--compare", "int8,int3"], "int3"),
     ],
 )
 def test_bad_input_is_one_line_that_says_what_to_do(arguments, words, capsys):

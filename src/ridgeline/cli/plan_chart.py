@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ridgeline.cost.plan import Plan
 from ridgeline.cost.question import Question
 from ridgeline.cost.roofline import Roofline
 from ridgeline.errors import ConfigError
-
-if TYPE_CHECKING:
-    import altair
 
 _SUFFIXES = (".png", ".svg", ".html")
 _SIZE = {"width": 460, "height": 320}
@@ -49,7 +46,7 @@ def save_chart(path: Path, plan: Plan, roofline: Roofline, question: Question) -
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _roofline_chart(altair: Any, roofline: Roofline, question: Question) -> altair.LayerChart:
+def _roofline_chart(altair: Any, roofline: Roofline, question: Question) -> Any:
     points = _points(roofline, question)
     roof_points = _roof(roofline, points)
     x = _log_axis(altair, altair.X, "intensity:Q", "FLOP per byte", [p["intensity"] for p in roof_points], 2.0)
@@ -101,7 +98,7 @@ def _points(roofline: Roofline, question: Question) -> list[dict[str, Any]]:
     return points
 
 
-def _memory_chart(altair: Any, roofline: Roofline, question: Question) -> altair.LayerChart:
+def _memory_chart(altair: Any, roofline: Roofline, question: Question) -> Any:
     """Weights, and on top the KV of 1, 8 and 32 sequences at each context; the device's memory as a line."""
     facts = roofline.facts
     longest = min(max(facts.max_context, question.context_len), 1 << 20)
@@ -134,7 +131,7 @@ def _memory_chart(altair: Any, roofline: Roofline, question: Question) -> altair
     return altair.layer(*layers).properties(title="memory: weights and the KV of so many sequences", **_SIZE)
 
 
-def _rule(altair: Any, y: Any, gb: float, text: str, color: str, dy: int = -7) -> altair.LayerChart:
+def _rule(altair: Any, y: Any, gb: float, text: str, color: str, dy: int = -7) -> Any:
     base = altair.Chart(altair.Data(values=[{"gb": gb, "text": text}])).encode(y)
     rule = base.mark_rule(color=color, strokeDash=[6, 4])
     return rule + base.mark_text(align="right", x=_SIZE["width"] - 4, dy=dy, color=color).encode(text="text:N")

@@ -73,22 +73,23 @@ def _device_cases(base: Case, names: list[str], devices: Devices) -> Iterator[tu
         raise ConfigError(
             f"{len(prices)} prices for {len(names)} devices", hint="give one for all, or one each, in their order"
         )
-    each = prices if len(prices) == len(names) else (prices or [None]) * len(names)
-    for name, price in zip(names, each, strict=True):
-        total = None if price is None else price * devices.count
-        yield name, dataclasses.replace(base, hardware=devices.find(name), price_per_hour=total)
+    for index, name in enumerate(names):
+        price = prices[index % len(prices)] * devices.count if prices else None
+        yield name, dataclasses.replace(base, hardware=devices.find(name), price_per_hour=price)
 
 
 def _all(names: list[str], check: Callable[[str], object]) -> bool:
-    """Whether every name passes. An ambiguous device is an error of its own, not a model."""
-    try:
-        for name in names:
+    """Whether every name passes. Raises the check's error when only some do, or when one is ambiguous: then the kind is
+    clear and a name is wrong."""
+    errors = []
+    for name in names:
+        try:
             check(name)
-    except ConfigError as error:
-        if "ambiguous" in error.message:
-            raise
-        return False
-    return True
+        except ConfigError as error:
+            errors.append(error)
+    if errors and (len(errors) < len(names) or "ambiguous" in errors[0].message):
+        raise errors[0]
+    return not errors
 
 
 def _check_device(name: str) -> None:
@@ -96,10 +97,9 @@ def _check_device(name: str) -> None:
         find_device(name)
 
 
-def _rank(entry: Entry) -> tuple[float, float]:
-    serves = entry.rate > 0
-    dollars = entry.dollars_per_million
-    return (dollars if dollars is not None and serves else float(not serves) * 1e18, -entry.rate)
+def _rank(entry: Entry) -> tuple[bool, float, float]:
+    """Those that serve at all, by dollars where there are prices, else by rate."""
+    return entry.rate == 0, entry.dollars_per_million or 0.0, -entry.rate
 
 
 def _ranking(kind: str, entries: list[Entry]) -> str | None:

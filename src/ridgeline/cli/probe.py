@@ -19,12 +19,11 @@ def probe(as_json: Json = False) -> None:
     with loading() as progress:
         measured = measure(FULL, progress=progress)
     report = measured.as_json()
-    path = save(report)
     if as_json:
-        print_json(report | {"path": str(path)})
+        print_json(report | {"path": str(save(report))})
     else:
-        _print(measured)
-        print(f"\nkept as the hardware `this` in {path}")
+        _print(measured)  # first: readings that cannot be kept are still worth seeing
+        print(f"\nkept as the hardware `this` in {save(report)}")
 
 
 def _print(probe: Probe) -> None:

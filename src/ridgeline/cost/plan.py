@@ -34,6 +34,7 @@ class Plan:
     architecture: str
     hardware: str | None
     devices: int
+    question: Question
     dtype: str
     kv_dtype: str
     parameters: int
@@ -85,7 +86,10 @@ def make_plan(
     speculation: Speculation | None = None,
     price_per_hour: float | None = None,
 ) -> Plan:
-    """`price_per_hour` in dollars, of all devices together. Raises ConfigError for a format that is unknown."""
+    """`price_per_hour` in dollars, of all devices together. Raises ConfigError for a format that is unknown.
+
+    Long because it is a list: a line per key.
+    """
     roofline = Roofline(facts, hardware or Hardware("unknown"), dtype, kv_dtype)
     weights_only, step = roofline.decode(0), roofline.decode(question.final_len)
     batch_step = roofline.decode(question.final_len, batch=question.batch)
@@ -99,6 +103,7 @@ def make_plan(
         architecture=facts.architecture,
         hardware=None if hardware is None else hardware.name,
         devices=question.devices,
+        question=question,
         dtype=roofline.format_name,
         kv_dtype=kv_dtype,
         parameters=facts.parameters,

@@ -68,7 +68,7 @@ def assumptions(roofline: Roofline, question: Question) -> list[str]:
     hardware = roofline.hardware
     lines = [
         "Activations, writes and launches are left out: measured times are never below the floors.",
-        f"KV is read at {question.final_len:,} tokens per sequence (input + output).",
+        f"KV is read at {question.final_len:,} tokens per sequence (input + output); over a whole request it grows.",
     ]
     if hardware.bandwidth is None and not roofline.hardware.is_measured:
         lines.append("The read bandwidth is unknown.")

@@ -133,7 +133,7 @@ def kv_arithmetic(facts: ModelFacts, kv_dtype: str) -> str:
             terms.append(_attention_term(mixer, layers, value_bytes))
         elif isinstance(mixer, Attention) and mixer.owns_cache:
             term = _attention_term(mixer, layers, value_bytes)
-            bounded.append(f"{layers} layers keep the last {mixer.window:,} tokens only, {term} bytes each")
+            bounded.append(f"{layers} layers keep the last {mixer.window:,} tokens only ({term} bytes each)")
     total = f"{' + '.join(terms) or '0'} = {facts.kv_bytes_per_token(kv_dtype):,} bytes"
     return "; ".join([total, *bounded])
 
