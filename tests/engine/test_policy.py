@@ -6,7 +6,7 @@ import pytest
 
 from engine_runs import Client, make_request
 from ridgeline.config import EngineConfig
-from ridgeline.engine.policy import PrefillPacer, outranks, rank, reserved_pages
+from ridgeline.engine.policy import MAX_OVERTAKEN, PrefillPacer, outranks, rank, reserved_pages, start_order
 from ridgeline.engine.request import Request
 
 
@@ -28,6 +28,20 @@ def test_priority_orders_by_priority_then_arrival() -> None:
     assert [r.arrival for r in order] == [3, 1, 0, 2]
     assert outranks(requests[3], requests[0], "priority")
     assert not outranks(requests[2], requests[0], "priority"), "equal priorities do not displace each other"
+
+
+def test_longest_prefix_goes_by_hits_unless_a_request_is_due() -> None:
+    requests = [arrived(i) for i in range(5)]
+    hits = dict(zip(requests, (0, 16, 48, 48, 16), strict=True))
+
+    def order(policy: Any) -> list[int]:
+        return [r.arrival for r in start_order(requests, policy, hits.__getitem__)]
+
+    assert order("fcfs") == [0, 1, 2, 3, 4]
+    assert order("longest-prefix") == [2, 3, 1, 4, 0]
+    requests[0].num_overtaken = MAX_OVERTAKEN
+    requests[4].timeline.num_preemptions = 1
+    assert order("longest-prefix") == [0, 4, 2, 3, 1]
 
 
 def reserve(admission: Any, *, prompt: int, output: int = 0, final_len: int, given: bool) -> int:
