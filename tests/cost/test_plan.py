@@ -58,6 +58,15 @@ def test_without_hardware_what_needs_it_is_null():
     assert report["kv_bytes_total"] == 2500 * 131_072
 
 
+def test_without_compute_decode_has_a_floor_and_prefill_none():
+    p = plan(hardware=find_device("apple-m5"))
+    assert p.tpot_floor_s == pytest.approx(15_007_760_384 / 153.6e9)
+    assert p.ttft_floor_s is p.request_latency_floor_s is p.output_to_input_ratio is p.ridge_intensity is None
+    assert p.textbook["ttft_s"] is None
+    with pytest.raises(ConfigError, match="speed of apple-m5 is unknown"):
+        make_plan(FACTS, find_device("apple-m5"), Question(), price_per_hour=1.0)
+
+
 def test_model():
     p = plan()
     assert (p.parameters, p.kv_bytes_per_token) == (8_028_164_096, 131_072)

@@ -131,7 +131,7 @@ def _speed_rows(plan: Plan, question: Question) -> list[Row]:
         ("whole request", _time(plan.request_latency_floor_s), _time(book["request_latency_s"])),
         (
             "compute-bound from batch",
-            _count(plan.compute_bound_batch, none="never"),
+            _count(plan.compute_bound_batch, none="never" if plan.ridge_intensity else UNKNOWN),
             _count(book["compute_bound_batch"]),
         ),
     ]

@@ -95,7 +95,7 @@ def make_plan(
     batch_step = roofline.decode(question.final_len, batch=question.batch)
     prefill = roofline.prefill(question.input_len, question.cached)
     tpot, tpot_with_kv = roofline.time(weights_only), roofline.time(step)
-    ttft, batch_step_s = roofline.time(prefill), roofline.time(batch_step)
+    ttft, batch_step_s = roofline.prefill_time(question.input_len, question.cached), roofline.time(batch_step)
     decoding = decode_time(roofline, question)
     fits = capacity(roofline, question.final_len)
     return Plan(

@@ -98,6 +98,10 @@ class Roofline:
             self.facts.linear_flops(num_tokens, 1) + self.facts.attention_flops(cached, input_len),
         )
 
+    def prefill_time(self, input_len: int, cached: int = 0) -> float | None:
+        """None also when only the compute is unknown: reading alone says next to nothing of a prefill."""
+        return self.time(self.prefill(input_len, cached)) if self.compute else None
+
     def compute_bound_batch(self, context: int) -> int | None:
         """The smallest batch at which a decode step takes longer to compute than to read; None: never, because each
         sequence brings KV of its own, or a ceiling is unknown."""

@@ -52,8 +52,7 @@ class Service:
     question: Question
 
     def prefill_s(self) -> float:
-        time = self.roofline.time(self.roofline.prefill(self.question.input_len, self.question.cached))
-        return self._known(time)
+        return self._known(self.roofline.prefill_time(self.question.input_len, self.question.cached))
 
     def step_s(self, batch: int) -> float:
         return self._known(self.roofline.time(self.roofline.decode(self.question.final_len, batch=batch)))
@@ -70,7 +69,7 @@ class Service:
     def prices(self, batch: int, price_per_hour: float) -> dict[str, float | None]:
         """Dollars per million tokens. A cached token costs what it adds to the prefill: attention over its KV."""
         per_second = price_per_hour / 3600
-        alone = self._known(self.roofline.time(self.roofline.prefill(self.question.uncached)))
+        alone = self._known(self.roofline.prefill_time(self.question.uncached))
         cached_s = (self.prefill_s() - alone) / self.question.cached if self.question.cached else None
         input_s = alone / self.question.uncached
         output_s = self.step_s(batch) / batch

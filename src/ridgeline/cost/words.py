@@ -35,7 +35,8 @@ def _what_binds(roofline: Roofline, question: Question) -> Iterator[str]:
         )
     else:
         yield f"Prefill is bound by memory: {question.uncached:,} tokens are too few to keep the compute busy."
-    prefill_s, step_s = roofline.time(prefill), roofline.time(roofline.decode(0))
+    prefill_s = roofline.prefill_time(question.input_len, question.cached)
+    step_s = roofline.time(roofline.decode(0))
     if prefill_s and step_s:
         input_token_s = prefill_s / question.uncached
         yield (
@@ -73,7 +74,7 @@ def assumptions(roofline: Roofline, question: Question) -> list[str]:
     if hardware.bandwidth is None and not roofline.hardware.is_measured:
         lines.append("The read bandwidth is unknown.")
     if roofline.compute is None:
-        lines.append("The compute is unknown: floors count reading alone.")
+        lines.append("The compute is unknown: so is the prefill, and the floor of a decode step counts reading alone.")
     elif "any" not in hardware.compute and matmul_input(roofline.format_name) not in hardware.compute:
         lines.append(
             f"No {matmul_input(roofline.format_name)} rate is known for {hardware.name}: its bf16 rate is taken."
