@@ -8,9 +8,10 @@ What a point is measured with is decided before it starts, from the seed and the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any
@@ -179,16 +180,13 @@ class Bench:
         rounds = [sessions] if count is not None else repeat(sessions)
         jobs = (self._job(session, writer, watch, records) for round_ in rounds for session in round_)
         ready = jobs if count is None else iter(list(jobs))  # written before the clock runs, where they are counted
-        gc.collect()
-        gc.freeze()  # so that no collection of what is already there stops the client in the middle
-        async with watch.beating():
+        async with _no_old_garbage(), watch.beating():
             started = clock()
             try:
                 await self._dispatch(load, ready, sessions, started)
             except asyncio.CancelledError:
                 if not self.is_stopped:
                     raise
-        gc.unfreeze()
         return Run(
             load=load,
             records=records,
@@ -251,3 +249,14 @@ class Bench:
                 turn, scheduled = writer.next_turn(session, turn, record.text), None
 
         return job
+
+
+@contextlib.asynccontextmanager
+async def _no_old_garbage() -> AsyncIterator[None]:
+    """No collection looks at what is already there: that would stop the client for milliseconds."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -11,9 +11,8 @@ own beside the records: requests in flight over time, and how late the event loo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
 
 Clock = Callable[[], float]
 Job = Callable[[float | None], Awaitable[None]]
@@ -90,7 +89,7 @@ class Watch:
         return self._changed - self._started
 
     @asynccontextmanager
-    async def beating(self) -> Any:
+    async def beating(self) -> AsyncIterator[Watch]:
         beat = asyncio.create_task(self._beat())
         try:
             yield self

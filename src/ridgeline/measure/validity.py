@@ -16,6 +16,7 @@ from ridgeline.measure.point import Run
 MAX_LOOP_LAG_S = 0.005  # P99 of the client's event loop
 MAX_SCHEDULE_LAG = 0.1  # P99 of t_send - t_sched, of the median TTFT
 MAX_HIT_RATE = 0.01
+LEAST_BEATS = 100  # of the event loop, a second's worth: fewer say nothing about P99
 MAX_DEVIATION = 0.05  # of lengths, of the rate, and of Little's law
 
 
@@ -56,7 +57,7 @@ def client_health(run: Run) -> dict[str, float | None]:
     scheduled = max((record.t_sched for record in run.records), default=run.started) - run.started
     sent = max((record.t_send for record in run.records), default=run.started) - run.started
     return {
-        "loop_lag_p99_s": percentile(lags, 0.99) if lags else None,
+        "loop_lag_p99_s": percentile(lags, 0.99) if len(lags) >= LEAST_BEATS else None,
         "schedule_lag_p99_s": percentile(waits, 0.99) if waits and run.load.is_open else None,
         "offered_rate": len(run.records) / scheduled if run.load.is_open and scheduled > 0 else None,
         "achieved_rate": len(run.records) / sent if run.load.is_open and sent > 0 else None,
@@ -146,6 +147,8 @@ def _mixed_sources(figures: dict[str, Any]) -> str | None:
 
 def _notes(run: Run, figures: dict[str, Any], expected: Expected) -> list[str]:
     notes = []
+    if len(run.lags) < LEAST_BEATS:
+        notes.append("too short to tell whether the client kept up: a second or more is needed")
     if figures["failed"]:
         notes.append(f"{figures['failed']:,} of {figures['requests']:,} requests failed; they count as missed")
     if figures["partial"]:
