@@ -10,7 +10,8 @@ import random
 import statistics
 import time
 
-from ridgeline.engine.radix import Node, RadixTree, Use, encode
+from ridgeline.engine.prefix import Node, Use, encode
+from ridgeline.engine.radix import RadixTree
 
 PAGE_SIZE = 16
 PROMPT_TOKENS = 32_768

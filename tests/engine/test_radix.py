@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.engine.radix import Match, Node, RadixTree, Use, common_pages, decode, encode
+from ridgeline.engine.prefix import Match, Node, Use, common_pages, decode, encode
+from ridgeline.engine.radix import RadixTree
 
 PAGE = 2
 

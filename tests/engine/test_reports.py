@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.engine.radix import RadixTree, Use, encode
+from ridgeline.engine.prefix import Use, encode
+from ridgeline.engine.radix import RadixTree
 from ridgeline.engine.reports import NUM_TOKENS_AROUND, MissReport, nearest, snapshot
 
 PAGE = 4

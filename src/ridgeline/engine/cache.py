@@ -26,13 +26,13 @@ from dataclasses import dataclass
 
 from ridgeline.cost.memory import pages_needed
 from ridgeline.engine.pages import PagePool
-from ridgeline.engine.radix import Match, Node, RadixTree, Removed, Use, common_pages, decode
+from ridgeline.engine.prefix import Match, Node, Use, common_pages, decode
+from ridgeline.engine.radix import RadixTree
 from ridgeline.engine.reports import MissReport, TreeNode, nearest, snapshot
 from ridgeline.engine.request import Request
-from ridgeline.engine.tier import Tier, store_all
+from ridgeline.engine.tier import Tier, offer, offer_hits, store_all
 
 EXPLAINED_S = 60.0  # an expired prefix stays so long, unless space is needed, so that a miss can be explained
-STORED_AT_HIT = 2  # a prefix goes to the tier when it is hit so often, or when it is evicted
 
 
 @dataclass(slots=True)
@@ -253,7 +253,8 @@ class Cache:
             self.tree.unlock(node)
         if match.pages:
             self.tree.touch(end, self._use(request), num_hits=1)
-            self._store_hits(end)
+            if self._tier is not None:
+                offer_hits(self._tier, end, self._clock())
         return request.count_pages(end.end - len(match.pages), end.end, self.page_size)
 
     def _load(self, request: Request) -> int:
@@ -326,7 +327,8 @@ class Cache:
         while self.pool.num_free < count:
             removed = self.tree.evict(count - self.pool.num_free)
             assert removed is not None, f"{count} pages wanted, and all are locked"
-            self._store_removed(removed)
+            if self._tier is not None:
+                offer(self._tier, removed.node, decode(removed.prefix()), removed.start, removed.pages, self._clock())
             self.pool.drop(removed.pages)
             self.counters.num_evicted_for_space += len(removed.pages)
         return self.pool.allocate(count)
@@ -335,23 +337,3 @@ class Cache:
         pages = self.tree.expire(now)
         self.pool.drop(pages)
         self.counters.num_expired += len(pages)
-
-    def _store_removed(self, removed: Removed) -> None:
-        if self._tier is not None:
-            self._offer(self._tier, removed.node, decode(removed.prefix()), removed.start, removed.pages)
-
-    def _store_hits(self, end: Node) -> None:
-        """Offers the tier what has just been hit often enough."""
-        if self._tier is None:
-            return
-        token_ids = decode(end.prefix())
-        for node in end.path():
-            if node.num_hits == STORED_AT_HIT:
-                self._offer(self._tier, node, token_ids, node.start, node.pages)
-
-    def _offer(self, tier: Tier, node: Node, token_ids: Sequence[int], start: int, pages: list[int]) -> None:
-        """Pages of `node`, from index `start` of the sequence on."""
-        if not node.memory_only:
-            ttl_s = node.expires_s - self._clock()
-            for index, page in enumerate(pages, start):
-                tier.store(node.namespace, token_ids, index, page, ttl_s=ttl_s)

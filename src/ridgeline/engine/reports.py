@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.engine.radix import TOKEN_BYTES, Node, RadixTree, decode, encode
+from ridgeline.engine.prefix import TOKEN_BYTES, Node, decode, encode
+from ridgeline.engine.radix import RadixTree
 
 NUM_TOKENS_AROUND = 8  # stored tokens shown on either side of the first that differs
 MAX_SIBLINGS = 1000  # that are compared to find the nearest: a report must not hold up a step

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ridgeline.engine.radix import TOKEN_BYTES, encode
+from ridgeline.engine.prefix import TOKEN_BYTES, encode
 from ridgeline.errors import RidgelineError
 
 if TYPE_CHECKING:

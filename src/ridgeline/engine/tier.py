@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ridgeline.engine.radix import Node, decode
+from ridgeline.engine.prefix import Node, decode
+
+STORED_AT_HIT = 2  # a prefix goes to the tier when it is hit so often, or when it is evicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,21 @@ class TierStats:
     num_foreign: int = 0  # sound, but not the wanted page
     num_dropped: int = 0  # not stored: the queue was full
     num_failed: int = 0  # not stored or not read: the system refused
+
+
+def offer(tier: Tier, node: Node, token_ids: Sequence[int], start: int, pages: Sequence[int], now: float) -> None:
+    """Offers pages of `node`, from index `start` of the sequence on, unless they may not leave memory."""
+    if not node.memory_only:
+        for index, page in enumerate(pages, start):
+            tier.store(node.namespace, token_ids, index, page, ttl_s=node.expires_s - now)
+
+
+def offer_hits(tier: Tier, end: Node, now: float) -> None:
+    """Offers those parts of a prefix, just hit, that by now have been hit often enough."""
+    token_ids = decode(end.prefix())
+    for node in end.path():
+        if node.num_hits == STORED_AT_HIT:
+            offer(tier, node, token_ids, node.start, node.pages, now)
 
 
 def store_all(tier: Tier, nodes: Iterable[Node], now: float) -> None:
