@@ -63,7 +63,7 @@ def _add_generation_routes(app: FastAPI, state: ServerState) -> None:
             arrived_at,
             body,
             salt=getattr(request.state, "cache_salt", ""),
-            explain_cache=request.headers.get(EXPLAIN_HEADER, "0") != "0",
+            explain_cache=request.headers.get(EXPLAIN_HEADER, "").lower() in ("1", "true"),
         )
         job = await asyncio.to_thread(prepare, state, envelope)
         return await _answer(request, job)
