@@ -10,6 +10,7 @@ the interrupted call are aborted.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import signal
 import threading
@@ -134,7 +135,8 @@ class LLM:
         """As `generate`, for one conversation or a list of them, through the model's chat template."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         batch = [self.render(cast(Messages, conversation), tools=tools) for conversation in conversations]
-        return self._run(batch, self._params_of_each(params, len(batch)))
+        own_params = self._params_of_each(params, len(batch))
+        return self._run(batch, [dataclasses.replace(p or self.default_params, starts_text=True) for p in own_params])
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
         """The answer to one prompt, piece by piece; leaving the iterator early aborts the request."""

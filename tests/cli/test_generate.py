@@ -139,3 +139,27 @@ def test_a_batch_with_json_prints_its_summary(tiny_model, batch_file, tmp_path, 
     out = str(tmp_path / "out.jsonl")
     batch = ["--batch-file", str(batch_file), "--out", out, "--max-tokens", "2"]
     assert run_json("generate", tiny_model, *batch, *QUICK) == (0, {"requests": 9, "failed": 4, "out": out})
+
+
+def test_lines_that_are_no_text_fail_alone(tiny_model, tmp_path, capsys):
+    source = tmp_path / "in.jsonl"
+    good = json.dumps({"prompt": PROMPT, "max_tokens": 2}).encode()
+    deep, half = b"[" * 100_000, b'{"prompt": "\xff"}'
+    source.write_bytes(b"\n".join([half, deep, good]))
+    assert main(["generate", tiny_model, "--batch-file", str(source), *QUICK]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert ["error" in answer for answer in answers] == [True, True, False]
+
+
+def test_the_batch_file_is_not_overwritten(tiny_model, tmp_path, run_json):
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "x"}\n')
+    status, printed = run_json("generate", tiny_model, "--batch-file", str(source), "--out", str(source), *QUICK)
+    assert (status, printed["error"]["code"]) == (1, "config_error")
+    assert source.read_text() == '{"prompt": "x"}\n'
+
+
+def test_bytes_that_are_no_text_are_refused(tiny_model, capsys):
+    assert main(["generate", tiny_model, "\udcff", "--raw", *QUICK]) == 1
+    assert main(["generate", tiny_model, "\udcff", *QUICK]) == 1
+    assert "which is no text" in capsys.readouterr().err

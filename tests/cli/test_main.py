@@ -1,6 +1,7 @@
 """Exit statuses and the shape of failures, which scripts rely on."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -98,3 +99,26 @@ def test_imports_stay_light(statement, heavy):
     program = f"{statement}\nimport json, sys\nprint(json.dumps([m for m in {heavy!r} if m in sys.modules]))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert json.loads(result.stdout) == []
+
+
+def _run(*arguments: str, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "ridgeline.cli", *arguments]
+    return subprocess.run(command, capture_output=True, timeout=60, check=False, **options)
+
+
+def test_a_locale_without_unicode_is_no_obstacle(tmp_path):
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    ran = _run("inspect", str(tmp_path / "삼겹살"), env=ascii_only)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith(b"error: ")
+    assert b"Traceback" not in ran.stderr
+    assert _run("inspect", "smollm2-135m", env=ascii_only).returncode == 0
+
+
+@pytest.mark.parametrize("redirection", ["<&-", ">&-", "2>&-", "> /dev/full"])
+def test_closed_and_full_streams_end_without_a_traceback(redirection):
+    command = f'"{sys.executable}" -m ridgeline.cli inspect smollm2-135m --json {redirection}'
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60, check=False)
+    assert ran.returncode == (1 if "full" in redirection else 0)
+    assert b"Traceback" not in ran.stderr
+    assert (b"No space left" in ran.stderr) == ("full" in redirection)

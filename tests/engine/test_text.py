@@ -73,7 +73,9 @@ class TestDetokenizer:
     def test_the_vocabulary_own_leading_space_goes_once(self):
         for spaces, expected in ((1, "a b"), (2, " a b")):
             tokenizer = one_byte_tokens(" " * spaces + "a b", strips_leading_space=True)
-            assert "".join(streamed(tokenizer)[0]) == expected
+            own = Detokenizer(tokenizer, starts_text=True)
+            assert "".join(own.push(token_id) for token_id in range(spaces + 3)) == expected
+            assert "".join(streamed(tokenizer)[0]) == " " * spaces + "a b"  # as more of the prompt's text
         assert "".join(streamed(one_byte_tokens(" a b"))[0]) == " a b"
 
     @pytest.mark.parametrize(("skip", "expected"), [(True, "ab"), (False, "a<|im_end|>b")])

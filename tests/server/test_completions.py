@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from scripted_server import BOS, LiveServer, completion, events_of
+from scripted_server import BOS, CONTEXT_LEN, CONTROL, EOS, LiveServer, completion, events_of
 
 PATH = "/v1/completions"
 
@@ -58,6 +58,37 @@ def test_echo_with_logprobs(server: LiveServer) -> None:
     assert logprobs["top_logprobs"][0] is None
     assert logprobs["top_logprobs"][1] == {"a": -1.0, "s": -9999.0}
     assert logprobs["text_offset"] == [0, 0, 1, 2, 3, 4, 5, 5, 6, 6]
+
+
+def test_offsets_lead_to_the_tokens_in_the_text(server: LiveServer) -> None:
+    """Whichever control tokens the text spells: those that the prompt spelled, and all with skip_special_tokens off."""
+    for prompt in ("<|start|>say:é<|end|>!", "say:é<|end|>!", [BOS, *b"say:x", EOS, *b"y"]):
+        for skip in (True, False):
+            fields = {"echo": True, "logprobs": 0, "skip_special_tokens": skip, "ignore_eos": True, "max_tokens": 5}
+            choice = server.post(PATH, completion(prompt, **fields)).json()["choices"][0]
+            text, tokens = choice["text"], choice["logprobs"]["tokens"]
+            found = [text[o:].startswith(t) for t, o in zip(tokens, choice["logprobs"]["text_offset"], strict=True)]
+            hidden = [t in CONTROL.values() or t == "\ufffd" for t in tokens]
+            assert all(here or gone for here, gone in zip(found, hidden, strict=True)), (prompt, skip, choice)
+            if not skip:
+                assert found[-1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_can_be_scored_without_an_answer(server: LiveServer, stream: bool) -> None:
+    """As evaluation harnesses ask for it."""
+    prompt = "x" * (CONTEXT_LEN - 1)  # with BOS, all of the context
+    scoring = {"echo": True, "logprobs": 1, "max_tokens": 0}
+    response = server.post(PATH, completion(prompt, **scoring, stream=stream))
+    assert response.status_code == 200, response.text
+    [choice] = (events_of(response)[0] if stream else response.json())["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (prompt, "length")
+    assert choice["logprobs"]["token_logprobs"] == [None, *[-9999.0] * len(prompt)]
+    if not stream:
+        assert response.json()["usage"]["completion_tokens"] == 0
+    assert server.wait_idle()["running"] == 0
+    refused = server.post(PATH, completion("x", echo=True, max_tokens=0))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
 
 
 def test_echo_and_offsets_in_a_stream(server: LiveServer) -> None:

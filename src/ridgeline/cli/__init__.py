@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    _open_closed_streams()
     try:
         status = _app(arguments)(arguments, standalone_mode=False, prog_name="ridgeline")
         sys.stdout.flush()
@@ -45,8 +46,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush is quiet
+        _discard_output()
         return 1
+    except OSError as error:  # a full disk, a directory that is not there, a file that may not be read
+        problem = error.strerror or str(error)
+        if error.filename is None:  # stdout itself, most likely
+            _discard_output()
+            _report(False, "io_error", f"cannot read or write: {problem}", None)
+        else:
+            _report(as_json, "io_error", f"{error.filename}: {problem}", None)
+        return 1
+
+
+def _open_closed_streams() -> None:
+    """A stream that our parent closed is as good as /dev/null; and what a locale cannot show must not end us."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (it lives as long as the process)
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="surrogateescape" if name == "stdin" else "replace")
+
+
+def _discard_output() -> None:
+    """So that the interpreter's last flush is quiet."""
+    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _app(arguments: Sequence[str]) -> typer.Typer:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ridgeline.engine.request import SamplingParams
-from ridgeline.errors import RequestError, RidgelineError
+from ridgeline.errors import ConfigError, RequestError, RidgelineError
 from ridgeline.llm import LLM, Completion, Generation
 from ridgeline.server.fields import CHAT, COMPLETION, SAMPLING
 from ridgeline.server.messages import plain_messages
@@ -59,9 +59,11 @@ def run_batch(
 ) -> dict[str, Any]:
     """Answers every line of `source`; returns the counts `requests` and `failed`, and `out`."""
     num_done = num_failed = 0
+    if out is not None and out.exists() and out.samefile(source):
+        raise ConfigError(f"--out {out} is the batch file itself, which would be overwritten", hint="name another file")
     with contextlib.ExitStack() as stack:
         sink = stack.enter_context(out.open("w", encoding="utf-8")) if out else sys.stdout
-        lines = stack.enter_context(source.open(encoding="utf-8", errors="replace"))
+        lines = stack.enter_context(source.open(encoding="utf-8", errors="surrogateescape"))
         for result in _answers(llm, lines, defaults, raw):
             num_done += 1
             num_failed += bool(result.get("error"))
@@ -72,7 +74,7 @@ def run_batch(
 
 
 def _write(sink: IO[str], result: dict[str, Any]) -> None:
-    sink.write(json.dumps(result, ensure_ascii=False) + "\n")
+    sink.write(json.dumps(result) + "\n")
     sink.flush()
 
 
@@ -102,7 +104,7 @@ def _read_body(entry: Entry, index: int, line: str) -> dict[str, Any]:
     """The request's body; notes in `entry` whether it came in an envelope and which kind it is."""
     try:
         value = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"line {index + 1} is no JSON: {error}", code="invalid_json") from None
     if isinstance(value, dict) and "body" in value:
         entry.is_enveloped, entry.place = True, {"custom_id": value.get("custom_id")}
@@ -139,6 +141,7 @@ def _prompt_and_params(
     given = {SAMPLING[name]: value for name, value in fields.items() if name in SAMPLING}
     if entry.is_enveloped:
         defaults = SamplingParams(**llm.runtime.generation_defaults)
+    given["starts_text"] = entry.is_chat or not (raw or entry.is_enveloped)
     if entry.is_chat:
         if "max_completion_tokens" in fields:
             given["max_tokens"] = fields["max_completion_tokens"]

@@ -44,7 +44,7 @@ class LocalPartner:
     def __init__(self, llm: LLM, options: dict[str, Any]) -> None:
         self.name = llm.runtime.name
         self._llm = llm
-        self._params = sampling_params(llm.default_params, options)
+        self._params = dataclasses.replace(sampling_params(llm.default_params, options), starts_text=True)
 
     def answer(self, messages: list[Message]) -> Iterator[str]:
         for delta in self._llm.stream(self._llm.render(messages), self._params):

@@ -58,7 +58,8 @@ def generate(
     with loading(quiet=as_json) as progress:
         llm = LLM(model, progress=progress, **pick(MODEL_OPTIONS, options), **pick(ENGINE_OPTIONS, options))
     with llm:
-        params = dataclasses.replace(sampling_params(llm.default_params, options), logprobs=logprobs)
+        params = sampling_params(llm.default_params, options)
+        params = dataclasses.replace(params, logprobs=logprobs, starts_text=not raw)
         if batch_file is not None:
             from ridgeline.cli.batch import run_batch
 

@@ -10,7 +10,8 @@ from typing import Any
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    """Plain ASCII, which every locale can write."""
+    print(json.dumps(value), flush=True)
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ def check_request(request: Request, limits: Limits) -> int:
         "context_len": limits.context_len,
         "kv_pool_tokens": limits.pool_tokens,
     }
-    if num_prompt + 1 > room:
+    if num_prompt + 1 > room and request.params.max_tokens != 0:
         raise CapacityError(
             f"the prompt has {num_prompt} tokens and {place} holds {room}, one of which is for the answer",
             code=TOO_LONG,

@@ -65,11 +65,12 @@ class Delivery:
         reason = outcome.finish_reason if stop is None else FinishReason.STOP
         has_token = outcome.token_id is not None
         is_first = has_token and len(request.output_ids) == 1
+        is_scored = is_first or (request.max_tokens == 0 and reason is FinishReason.LENGTH)
         delta = Delta(
             text=text,
             token_ids=(outcome.token_id,) if outcome.token_id is not None else (),
             logprobs=(outcome.logprob,) if outcome.logprob is not None else (),
-            prompt_logprobs=tuple(request.prompt_logprobs) if is_first and request.prompt_logprobs else None,
+            prompt_logprobs=tuple(request.prompt_logprobs) if is_scored and request.prompt_logprobs else None,
             finish_reason=reason,
             stop_reason=outcome.stop_reason if stop is None else stop,
             error=outcome.error,

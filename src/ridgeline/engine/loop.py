@@ -321,6 +321,8 @@ class Engine:
             if chunk.request.status is Status.RUNNING:
                 chunk.request.num_computed_tokens = chunk.stop
                 self._cache.publish(chunk.request)
+                if chunk.request.max_tokens == 0 and chunk.stop == chunk.request.num_tokens:
+                    self._finish(chunk.request, FinishReason.LENGTH, now)  # all of its prompt is scored
         for i, row in enumerate(rows):
             if row.scores is None and row.request.status is Status.RUNNING:
                 self._commit_token(row.request, i, result, now)

@@ -39,7 +39,7 @@ class _Range:
 
 
 _RANGES = {
-    "max_tokens": _Range(1, whole=True, optional=True),
+    "max_tokens": _Range(0, whole=True, optional=True),
     "temperature": _Range(0, 100),
     "top_k": _Range(0, whole=True),
     "top_p": _Range(0, 1, low_allowed=False),
@@ -69,6 +69,8 @@ def checked(params: SamplingParams, *, vocab_size: int | None = None) -> Samplin
     )
     for name, allowed in _RANGES.items():
         allowed.check(name, getattr(params, name))
+    if params.max_tokens == 0 and params.prompt_logprobs is None:
+        raise _refusal("max_tokens", "is 0, it must be at least 1 unless the prompt's logprobs are asked for")
     for text in params.stop:
         if not isinstance(text, str) or not text:
             raise _refusal("stop", f"holds {shown(text)}; each stop must be a string of at least one character")

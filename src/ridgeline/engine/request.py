@@ -38,7 +38,7 @@ class Status(enum.StrEnum):
 class SamplingParams:
     """How to choose tokens and when to stop. Defaults are neutral; None of `max_tokens`: as far as the context goes."""
 
-    max_tokens: int | None = None
+    max_tokens: int | None = None  # 0: only `prompt_logprobs` are wanted
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: off
     top_p: float = 1.0
@@ -54,6 +54,7 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    starts_text: bool = False  # a text of its own, as a chat answer, not more of the prompt's: no SentencePiece space
     logprobs: int | None = None  # alternatives per token; 0: the chosen token only; None: no logprobs
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
 

@@ -37,8 +37,8 @@ class Chunk:
 
     @property
     def samples(self) -> bool:
-        """Whether the chunk ends at the last known token, whose logits give the next one."""
-        return self.stop == self.request.num_tokens
+        """Whether the chunk ends at the last known token, whose logits give the next one, if one is wanted."""
+        return self.stop == self.request.num_tokens and self.request.max_tokens > 0
 
 
 class Scheduler:

@@ -52,7 +52,9 @@ class TextStream:
     """The text of one request's output as it grows."""
 
     def __init__(self, tokenizer: TextTokenizer, params: SamplingParams) -> None:
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._detokenizer = Detokenizer(
+            tokenizer, skip_special_tokens=params.skip_special_tokens, starts_text=params.starts_text
+        )
         self._matcher = StopMatcher(params.stop, include_stop_str=params.include_stop_str)
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
@@ -76,13 +78,19 @@ class TextStream:
 
 
 class Detokenizer:
-    """Tokens to text, whole characters only. Bytes that are not UTF-8 become U+FFFD, as in the text of the whole."""
+    """Tokens to text, whole characters only. Bytes that are not UTF-8 become U+FFFD, as in the text of the whole.
 
-    def __init__(self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True) -> None:
+    With `starts_text` the tokens are a text of their own, whose first space may be SentencePiece's, and then goes;
+    otherwise they continue a text, in which every space counts.
+    """
+
+    def __init__(
+        self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True, starts_text: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._strip_space = tokenizer.strips_leading_space
+        self._strip_space = starts_text and tokenizer.strips_leading_space
 
     def push(self, token_id: int) -> str:
         """The characters that `token_id` completes."""

@@ -57,6 +57,7 @@ class Tokenizer:
     def encode(self, text: str, *, control: bool = False, bos: bool = False) -> list[int]:
         """Token ids of `text`. `control`: parse the control tokens that it spells, else they are plain text. `bos`: put
         the BOS token first, if this model's tokenizer adds one and `text` did not bring it."""
+        _check_text(text, "prompt")
         ids = self.encode_pieces(self.split_control(text) if control else [text])
         return self.with_bos(ids) if bos else ids
 
@@ -82,6 +83,7 @@ class Tokenizer:
 
     def replace_control(self, text: str, replacement: Callable[[str], str]) -> str:
         """`text` with `replacement(token)` in place of each control token that it spells."""
+        _check_text(text, "messages")
         return self._control_pattern.sub(lambda match: replacement(match[0]), text)
 
     def encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
@@ -127,6 +129,16 @@ class Tokenizer:
                 token_id=token_id,
                 vocab_size=self.vocab_size,
             )
+
+
+def _check_text(text: str, param: str) -> None:
+    """Raises RequestError for half a surrogate pair, which is how Python spells bytes of a terminal or file that are no
+    UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        problem = f"holds {text[error.start]!a} at character {error.start}, which is no text"
+        raise RequestError(f"{param} {problem}", param=param, hint="send UTF-8") from None
 
 
 def _control_pattern(tokens: Iterable[AddedToken]) -> re.Pattern[str]:

@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from ridgeline.engine.request import Delta, TokenLogprob
 from ridgeline.model.tokenizer import Tokenizer
-from ridgeline.server.logprobs import LegacyLogprobs, chat_logprobs
+from ridgeline.server.logprobs import Echo, LegacyLogprobs, chat_logprobs
 from ridgeline.server.shapes import (
     ChatChoice,
     ChatChunkChoice,
@@ -87,30 +87,39 @@ class ChatFormat:
 
 
 class CompletionFormat:
-    """`echoes` holds the text of each prompt when it is to be repeated before the completion."""
+    """`echoes` holds each prompt when it is to be repeated before the completion."""
 
     id_prefix = "cmpl-"
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, n: int, echoes: list[str] | None, *, speller: Tokenizer | None) -> None:
+    def __init__(
+        self, n: int, echoes: list[Echo] | None, *, speller: Tokenizer | None, spells_control: bool = False
+    ) -> None:
         self._n = n
         self._echoes = echoes
         self._speller = speller
+        self._spells_control = spells_control
         self._begun: dict[int, LegacyLogprobs | None] = {}
 
     def whole(self, index: int, delta: Delta) -> Choice:
         return self.pieces(index, delta)[0]
 
     def pieces(self, index: int, delta: Delta) -> list[Choice]:
-        text, tokens = delta.text, delta.logprobs
+        text, before = delta.text, None
         if index not in self._begun:
-            self._begun[index] = None if self._speller is None else LegacyLogprobs(self._speller)
+            builder = None
+            if self._speller is not None:
+                builder = LegacyLogprobs(self._speller, spells_control=self._spells_control)
+            self._begun[index] = builder
             if self._echoes is not None:
-                text = self._echoes[index // self._n] + text
-                tokens = (*(delta.prompt_logprobs or ()), *tokens)
+                echo = self._echoes[index // self._n]
+                text = echo.text + text
+                before = builder and builder.echo(echo, delta.prompt_logprobs or ())
         builder = self._begun[index]
-        logprobs = None if builder is None else builder.piece(tokens)
+        logprobs = None if builder is None else builder.piece(delta.logprobs)
+        if before is not None and logprobs is not None:
+            logprobs = before + logprobs
         if not text and not (logprobs and logprobs.tokens) and delta.finish_reason is None:
             return []
         stop = delta.stop_reason if delta.finish_reason else UNSET

@@ -21,6 +21,7 @@ from ridgeline.server.checks import refusal
 from ridgeline.server.errors import renamed
 from ridgeline.server.fields import CHAT, COMPLETION, SAMPLING
 from ridgeline.server.formats import ChatFormat, CompletionFormat, Format
+from ridgeline.server.logprobs import Echo
 from ridgeline.server.messages import plain_messages
 from ridgeline.server.state import Served, ServerState
 from ridgeline.server.transport import parse_object
@@ -62,7 +63,7 @@ def prepare_chat(state: ServerState, envelope: Envelope) -> Job:
     if fields.get("top_logprobs") and not fields.get("logprobs"):
         raise refusal("top_logprobs", "needs logprobs: true")
     logprobs = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
-    params = _sampling(served.runtime, fields, names, max_tokens=max_tokens, logprobs=logprobs)
+    params = _sampling(served.runtime, fields, names, max_tokens=max_tokens, logprobs=logprobs, starts_text=True)
     prompt_ids = chat_prompt(served.runtime, fields)
     chat = ChatFormat(speller=None if logprobs is None else served.runtime.tokenizer)
     return _job(served, envelope, fields, [prompt_ids], params, chat, names)
@@ -86,7 +87,8 @@ def prepare_completion(state: ServerState, envelope: Envelope) -> Job:
     )
     echoes = [_echo(runtime, *pair, params) for pair in zip(fields["prompt"], prompts, strict=True)] if echo else None
     speller = None if logprobs is None else runtime.tokenizer
-    completion = CompletionFormat(fields.get("n", 1), echoes, speller=speller)
+    spells_control = not params.skip_special_tokens
+    completion = CompletionFormat(fields.get("n", 1), echoes, speller=speller, spells_control=spells_control)
     return _job(served, envelope, fields, prompts, params, completion, {})
 
 
@@ -143,10 +145,13 @@ def _sampling(
         raise renamed(error, names) from None
 
 
-def _echo(runtime: ModelRuntime, prompt: str | list[int], ids: list[int], params: SamplingParams) -> str:
-    if isinstance(prompt, str) or runtime.tokenizer is None:
-        return prompt if isinstance(prompt, str) else ""
-    return runtime.tokenizer.decode(ids, skip_special=params.skip_special_tokens)
+def _echo(runtime: ModelRuntime, prompt: str | list[int], ids: list[int], params: SamplingParams) -> Echo:
+    if isinstance(prompt, str):
+        return Echo(prompt, spells_control=True)
+    if runtime.tokenizer is None:
+        return Echo("", spells_control=False)
+    text = runtime.tokenizer.decode(ids, skip_special=params.skip_special_tokens)
+    return Echo(text, spells_control=not params.skip_special_tokens)
 
 
 def _job(

@@ -91,6 +91,14 @@ class CompletionLogprobs(Struct):
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]  # characters from the start of the choice's text
 
+    def __add__(self, other: CompletionLogprobs) -> CompletionLogprobs:
+        return CompletionLogprobs(
+            self.tokens + other.tokens,
+            self.token_logprobs + other.token_logprobs,
+            self.top_logprobs + other.top_logprobs,
+            self.text_offset + other.text_offset,
+        )
+
 
 class Message(Struct):
     role: str
