@@ -108,6 +108,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine._cache.check(self.engine._scheduler.running)
         stats = self.engine.stats()
         assert stats.num_pages_free + stats.num_pages_held + stats.num_pages_cached == stats.num_pages
+        if self.engine._config.admission == "reserve" and self.engine._config.policy != "priority":
+            assert stats.num_preemptions == 0, "requests whose pages are set aside preempt each other"
         unfinished = [r for r, _ in self.runs if r.status is not Status.FINISHED]
         assert stats.num_running + stats.num_waiting == len(unfinished)
         slots = [r.sampler_slot for r in self.engine._scheduler.running]

@@ -320,6 +320,8 @@ def test_cache_questions_are_answered_by_the_thread_that_steps() -> None:
     assert engine.flush_cache(engine.cache_namespace("other")) == 0
     assert engine.flush_cache() == 5
     assert engine.cache_tree() == []
+    with pytest.raises(OverflowError):
+        engine.nearest_prefix("", [2**40])
     engine.shutdown(30)
     assert engine.stats().pages_removed["flushed"] == 5
     assert engine.flush_cache() == 0, "without a thread the caller's answers"

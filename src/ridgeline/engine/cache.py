@@ -161,12 +161,9 @@ class Cache:
         prefills = [r for r in running if r.num_remaining_tokens > 1 and r.cache_salt == request.cache_salt]
         if limit == 0 or not prefills:
             return False
-        tokens = request.token_bytes(0, limit * self.page_size)
-        num_known = len(self._match(request).pages)
-        return any(
-            common_pages(tokens, owner.token_bytes(0, owner.num_tokens), self.page_size) > num_known
-            for owner in prefills
-        )
+        stop = limit * self.page_size
+        tokens, num_known = request.token_bytes(0, stop), len(self._match(request).pages)
+        return any(common_pages(tokens, r.token_bytes(0, stop), self.page_size) > num_known for r in prefills)
 
     # -- what people ask ----------------------------------------------------------------------------------------------
 

@@ -190,13 +190,13 @@ class Engine:
 
     def _ask(self, question: Callable[[], _Answer]) -> _Answer:
         """Answered by the thread that steps, between two steps. Raises TimeoutError when none ends in time."""
-        if self._thread is None or not self._thread.is_alive():
-            return question()
         answer: Future[_Answer] = Future()
         with self._changed:
-            self._questions.append((question, answer))
-            self._changed.notify_all()
-        return answer.result(ANSWER_WITHIN_S)
+            has_thread = self._thread is not None and not self._stopping
+            if has_thread:
+                self._questions.append((question, answer))
+                self._changed.notify_all()
+        return answer.result(ANSWER_WITHIN_S) if has_thread else question()
 
     def _check_queue(self) -> None:
         num_running = len(self._scheduler.running)
@@ -252,8 +252,10 @@ class Engine:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._requests or self._questions or self._stopping)
-                if self._stopping:
-                    return
+                is_last = self._stopping
+            if is_last:
+                self._answer_questions()
+                return
             try:
                 self._step_or_wait()
             except Exception as error:  # a fault of ours: the clients must hear of it, and others be served
@@ -286,14 +288,21 @@ class Engine:
         with self._changed:
             submitted, self._submitted = self._submitted, []
             aborted, self._aborted = self._aborted, []
-            questions, self._questions = self._questions, []
-        for question, answer in questions:
-            answer.set_result(question())
+        self._answer_questions()
         for request in submitted:
             self._scheduler.add(request)
         for request_id in aborted:
             if request_id in self._requests:
                 self._finish(self._requests[request_id], FinishReason.ABORT, now)
+
+    def _answer_questions(self) -> None:
+        with self._changed:
+            questions, self._questions = self._questions, []
+        for question, answer in questions:
+            try:
+                answer.set_result(question())
+            except Exception as error:  # the asker's to handle; requests have no part in it
+                answer.set_exception(error)
 
     def _execute(self, plan: StepPlan) -> StepResult | ExecutionError:
         """Runs the plan, and delivers the step before meanwhile."""

@@ -137,7 +137,8 @@ class Scheduler:
 
         A request whose prefix a running prefill is computing is passed over until that has published what they share.
         """
-        if len(self.running) == self._config.max_requests and self._config.policy != "priority":
+        is_full = len(self.running) == self._config.max_requests and self._config.policy != "priority"
+        if is_full or step.room == 0:
             return
         for request in self._start_order():
             if step.room == 0:
