@@ -15,7 +15,18 @@ ROOT = Path(ridgeline.__file__).parent
 # The part of `model` that describes a checkpoint lies below `cost`.
 DESCRIPTIONS = {
     f"model.{name}"
-    for name in ("spec", "anatomy", "catalog", "families", "gguf", "gguf_config", "resolve", "safetensors")
+    for name in (
+        "spec",
+        "anatomy",
+        "catalog",
+        "families",
+        "gguf",
+        "gguf_config",
+        "hub",
+        "ollama",
+        "resolve",
+        "safetensors",
+    )
 }
 
 # area -> what it may import of ridgeline, besides itself. A name with a dot is one module of an area.
