@@ -6,6 +6,8 @@ tpot = 0.02 + 1e-6 per token of context
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from ridgeline.measure.endpoints import Capabilities, Endpoint, GenerationRequest
@@ -86,3 +88,29 @@ def count_tokens(request: GenerationRequest) -> int:
     if request.messages is None:
         return len((request.prompt or "").split())
     return TEMPLATE_TOKENS + sum(len(message["content"].split()) for message in request.messages)
+
+
+class ScriptedClient:
+    """In the place of `measure.client.Client`. `pages`: path -> what /api/ps and the like answer."""
+
+    def __init__(self, server: ScriptedServer, pages: dict[str, Any] | None = None) -> None:
+        self.stream = server.send
+        self.clock = lambda: server.clock
+        self._pages = pages or {}
+
+    async def get(self, path: str) -> Any:
+        return self._pages.get(path)
+
+
+def patch_command_line(monkeypatch: Any, target: Endpoint, server: ScriptedServer, **pages: Any) -> None:
+    """`measure` and `why` find `target`, whatever URL they are given, and talk to `server`."""
+
+    async def detect(url: str, **options: Any) -> Endpoint:
+        return target
+
+    @asynccontextmanager
+    async def connect(endpoint: Endpoint, **options: Any) -> AsyncIterator[ScriptedClient]:
+        yield ScriptedClient(server, {f"/api/{name}": page for name, page in pages.items()})
+
+    monkeypatch.setattr("ridgeline.cli.measure_run.detect", detect)
+    monkeypatch.setattr("ridgeline.cli.measure_run.connect", connect)

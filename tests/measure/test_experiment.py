@@ -195,3 +195,11 @@ def test_answers_in_one_piece_have_no_time_per_token():
     for record in experiment.repeats.records:
         record.t_last = record.t_1
     assert any("one piece" in reason for reason in find(experiment).invalid_reasons)
+
+
+@pytest.mark.parametrize(("lag_s", "valid", "noted"), [(0.004, True, False), (0.01, True, True), (0.2, False, True)])
+def test_a_late_client_is_noted_or_makes_the_run_invalid(lag_s, valid, noted):
+    findings = find(run(ScriptedServer()), lag_s)
+    assert findings.valid is valid
+    assert any("event loop was up to" in note for note in findings.notes) is noted
+    assert findings.loop_lag_s == lag_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,11 @@ from ridgeline.cli.options import Json
 from ridgeline.cli.output import print_json
 from ridgeline.errors import ConfigError
 from ridgeline.units import parse_tokens
+
+if TYPE_CHECKING:
+    from ridgeline.measure.latency import Latency
+
+_SHORTEST = 32
 
 
 def _option(kind: Any, flag: str, help: str, metavar: str | None = None, **settings: Any) -> Any:
@@ -26,7 +31,7 @@ Target = Annotated[
 ModelName = _option(str | None, "--model", "Of the server's models; its first unless given.", "NAME")
 Spec = _option(str | None, "--spec", "The model's files or name, where the server's own name says nothing.", "MODEL")
 DeviceName = _option(str | None, "--hardware", "The device that runs the model: of `plan --list`, or this.", "NAME")
-Dtype = _option(str | None, "--dtype", "Weight format that it runs in; as stored unless given.", "FMT")
+Dtype = _option(str | None, "--dtype", "Weight format that it runs in; as served, or stored, unless given.", "FMT")
 KvDtype = _option(str | None, "--kv-dtype", "KV cache format.", "FMT")
 ApiKey = _option(str | None, "--api-key", "Of the server.", "KEY", envvar="OPENAI_API_KEY", show_envvar=True)
 Timeout = _option(float, "--timeout", "Seconds of silence after which a request has failed.", min=0.1)
@@ -68,19 +73,23 @@ def measure(
     options = Options(model, spec, hardware, dtype, kv_dtype, api_key, timeout)
     with served(target, options) as (url, found):
         latency = measure_latency(url, settings, found, quiet=as_json)
-    if report is not None:
-        from ridgeline.measure.report import save_report
+    _show(latency, report, as_json)
+    return 0 if latency.findings.valid else 1
 
-        save_report(report, latency)
+
+def _show(latency: Latency, report: Path | None, as_json: bool) -> None:
+    """The figures first: what took minutes to measure must not depend on a file that can be written."""
     if as_json:
         print_json(latency.as_json())
     else:
         from ridgeline.cli.measure_view import print_latency
 
         print_latency(latency)
-        if report is not None:
-            print(f"report in {report}", file=sys.stderr)
-    return 0 if latency.findings.valid else 1
+    if report is not None:
+        from ridgeline.measure.report import save_report
+
+        save_report(report, latency)
+        print(f"report in {report}", file=sys.stderr)
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:
@@ -89,9 +98,6 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     if lengths[0] < _SHORTEST:
         raise ConfigError(f"--lengths {text}", hint=f"at least {_SHORTEST} tokens: the unique line needs some of them")
     return tuple(lengths)
-
-
-_SHORTEST = 32
 
 
 def _output_len(text: str) -> int:

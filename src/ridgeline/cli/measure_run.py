@@ -67,7 +67,9 @@ def served(target: str, options: Options) -> Iterator[tuple[str, Options]]:
     elif target.startswith("ollama:"):
         yield ollama_url(), dataclasses.replace(options, model=options.model or target.removeprefix("ollama:"))
     else:
-        with running_server(target) as url:
+        formats = {"--dtype": options.dtype, "--kv-dtype": options.kv_dtype}
+        flags = [word for flag, value in formats.items() if value for word in (flag, value)]
+        with running_server(target, flags) as url:
             yield url, dataclasses.replace(options, spec=options.spec or target)
 
 

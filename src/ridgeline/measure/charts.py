@@ -20,9 +20,9 @@ _COLORS = {"measured": "#1f6feb", "limit": "#8b949e"}
 _MS = 1e3
 
 
-def latency_chart(latency: Latency) -> altair.HConcatChart:
+def latency_chart(latency: Latency, *, titled: bool = True) -> altair.HConcatChart:
     """Raises ConfigError when altair is not installed."""
-    alt = _altair()
+    alt = load_altair()
     points = [latency.findings.repeats, *latency.findings.points]
     ttft = [
         {"x": p.prompt_tokens, "ms": p.ttft_median_s * _MS, "p90": (p.ttft_p90_s or 0) * _MS, "series": "measured"}
@@ -39,9 +39,11 @@ def latency_chart(latency: Latency) -> altair.HConcatChart:
     roofline = latency.roofline
     left = _panel(alt, ttft, _curve(roofline, ttft, "prefill"), "time to first token", "prompt, tokens")
     right = _panel(alt, tpot, _curve(roofline, tpot, "decode"), "time per output token", "context, tokens")
-    title = alt.Title(f"{latency.endpoint.model} on {latency.endpoint.server}", fontSize=16, anchor="start", offset=12)
-    chart: altair.HConcatChart = alt.hconcat(left, right, spacing=50).properties(title=title)
-    return chart.configure_view(stroke=None)
+    chart: altair.HConcatChart = alt.hconcat(left, right, spacing=50).configure_view(stroke=None)
+    if not titled:
+        return chart
+    title = f"{latency.endpoint.model} on {latency.endpoint.server}"
+    return chart.properties(title=alt.Title(title, fontSize=16, anchor="start", offset=12))
 
 
 def render_svg(chart: altair.HConcatChart) -> str:
@@ -56,7 +58,8 @@ def render_png(chart: altair.HConcatChart) -> bytes:
     return bytes(vl_convert.vegalite_to_png(chart.to_dict(), scale=2))
 
 
-def _altair() -> Any:
+def load_altair() -> Any:
+    """Raises ConfigError when the extra `report` is not installed."""
     try:
         import altair
         import vl_convert  # noqa: F401  what renders without a browser
@@ -84,7 +87,7 @@ def _panel(
         "series:N",
         title=None,
         scale=alt.Scale(domain=series, range=[_COLORS[name] for name in series]),
-        legend=alt.Legend(orient="top-left"),
+        legend=alt.Legend(orient="top-left", symbolOpacity=1),
     )
     x = alt.X("x:Q", title=x_title, scale=alt.Scale(nice=False, zero=False, padding=12), axis=alt.Axis(grid=False))
     y = alt.Y("ms:Q", title="ms", scale=alt.Scale(zero=True))

@@ -16,7 +16,7 @@ from ridgeline.cost.plan import make_plan
 from ridgeline.cost.question import Question
 from ridgeline.cost.roofline import Roofline
 from ridgeline.quant.formats import FORMATS
-from ridgeline.units import format_duration
+from ridgeline.units import format_bytes, format_duration
 
 _BELOW_FLOOR = 1.03  # noise and the ceiling's own error; beyond it the limit is another model's or device's
 _FEW_BITS = 12  # per weight: fewer need unpacking
@@ -134,11 +134,8 @@ def why_tpot(roofline: Roofline | None, points: Sequence[tuple[float, float]]) -
     if near is None or far is None:
         return text + "."
     kv = (far - near) / (high - low) * _KILO
-    read = (roofline.facts.kv_read_bytes(round(high), roofline.kv_dtype)) / 1e6
-    text += (
-        f"; reading the KV cache ({read:,.3g} MB at {high:,.0f} tokens) adds at least {format_duration(kv)} "
-        f"per {_KILO:,}"
-    )
+    read = format_bytes(round(roofline.facts.kv_read_bytes(round(high), roofline.kv_dtype)))
+    text += f"; reading the KV cache of {high:,.0f} tokens, {read}, adds at least {format_duration(kv)} per {_KILO:,}"
     if slope > 2 * kv > 0:
         return text + ": attention in this engine reads or computes more than that, and long contexts pay for it."
     return text + "."

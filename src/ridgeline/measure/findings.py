@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from ridgeline.measure import metrics
 from ridgeline.measure.events import Record
 from ridgeline.measure.experiment import Experiment, Shape
+from ridgeline.measure.validity import MAX_LOOP_LAG_S, MAX_SCHEDULE_LAG
+from ridgeline.units import format_duration
 
 _HIT_RATE = 0.01  # of a prompt's tokens, beyond the template's header
 _LENGTH_SLACK = 0.05  # prompts of one shape differ by a few tokens of their unique lines
@@ -100,8 +102,8 @@ def find(experiment: Experiment, loop_lag_s: float | None = None) -> Findings:
         loop_lag_s=loop_lag_s,
         reasoning_share=_reasoning_share(done),
         reloads=sum((record.load_s or 0.0) > _RELOAD_S for record in done),
-        invalid_reasons=list(_invalid_reasons(experiment, done)),
-        notes=list(_notes(experiment, done)),
+        invalid_reasons=list(_invalid_reasons(experiment, done, loop_lag_s)),
+        notes=list(_notes(experiment, done, loop_lag_s)),
     )
 
 
@@ -141,7 +143,7 @@ def _is_hit(record: Record, header_tokens: int) -> bool:
     return (record.cached_tokens or 0) > header_tokens + _HIT_RATE * (record.prompt_tokens or 0)
 
 
-def _invalid_reasons(experiment: Experiment, done: list[Record]) -> Iterator[str]:
+def _invalid_reasons(experiment: Experiment, done: list[Record], loop_lag_s: float | None) -> Iterator[str]:
     total = len(experiment.records)
     if not experiment.is_complete:
         yield f"partial: ended after {total} of {experiment.settings.num_requests} requests"
@@ -158,6 +160,7 @@ def _invalid_reasons(experiment: Experiment, done: list[Record]) -> Iterator[str
             "their TTFT is no prefill time"
         )
     yield from _length_reasons(experiment)
+    yield from _lag_reasons(done, loop_lag_s)
     sources = sorted({record.token_source for record in done if record.token_source})
     if len(sources) > 1:
         yield f"tokens were counted in different ways ({', '.join(sources)}): the figures do not compare"
@@ -177,8 +180,23 @@ def _length_reasons(experiment: Experiment) -> Iterator[str]:
             )
 
 
-def _notes(experiment: Experiment, done: list[Record]) -> Iterator[str]:
+def _lag_reasons(done: list[Record], loop_lag_s: float | None) -> Iterator[str]:
+    """A late client sees every token late. One request at a time, a lag below a tenth of TTFT is only noted: it moves a
+    mean over many tokens by next to nothing, and a CPU server on the same cores always causes some."""
+    ttft = metrics.median(metrics.defined(metrics.ttft, done))
+    if loop_lag_s is None or ttft is None or loop_lag_s <= max(MAX_LOOP_LAG_S, MAX_SCHEDULE_LAG * ttft):
+        return
+    yield (
+        f"the client was late: its event loop lagged {format_duration(loop_lag_s)} at P99, the median TTFT is "
+        f"{format_duration(ttft)}"
+    )
+
+
+def _notes(experiment: Experiment, done: list[Record], loop_lag_s: float | None) -> Iterator[str]:
     yield from experiment.skipped.values()
+    if loop_lag_s is not None and loop_lag_s > MAX_LOOP_LAG_S:
+        lag = format_duration(loop_lag_s)
+        yield f"the client's event loop was up to {lag} late (P99): does it share its cores with the server?"
     if done and any(record.cached_tokens is None for record in done):
         yield "unverified: the server does not report cached tokens; every prompt had a unique line in front"
     cached = max((record.cached_tokens or 0 for record in done), default=0)

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from ridgeline.errors import ConfigError
-from ridgeline.measure.charts import latency_chart, render_png, render_svg
+from ridgeline.measure.charts import latency_chart, load_altair, render_png, render_svg
 from ridgeline.measure.latency import Latency
 from ridgeline.units import format_duration
 
@@ -18,18 +18,20 @@ _TEMPLATE = "data/latency_report.html"
 
 
 def check_report_path(path: Path) -> None:
-    """Before minutes are spent on measuring. Raises ConfigError for a suffix or a place that will not do."""
+    """Before minutes are spent on measuring. Raises ConfigError for a suffix or a place that will not do, or when the
+    packages that draw are missing."""
     if path.suffix.lower() not in _SUFFIXES:
         raise ConfigError(f"--report {path}", hint="a file name that ends in " + ", ".join(_SUFFIXES))
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"--report {path}: there is no directory {path.absolute().parent}")
+    load_altair()
 
 
 def save_report(path: Path, latency: Latency) -> None:
-    """Raises ConfigError for what `check_report_path` refuses, a missing package or a path that cannot be written."""
+    """Raises ConfigError for what `check_report_path` refuses, nothing measured, or a path that cannot be written."""
     check_report_path(path)
-    chart = latency_chart(latency)
     suffix = path.suffix.lower()
+    chart = latency_chart(latency, titled=suffix != ".html")
     try:
         if suffix == ".png":
             path.write_bytes(render_png(chart))
@@ -53,4 +55,5 @@ def _page(latency: Latency, svg: str) -> str:
         json=json.dumps(facts, indent=1, ensure_ascii=False),
         date=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         duration=lambda seconds: "-" if seconds is None else format_duration(seconds),
+        count=lambda number: "not reported" if number is None else f"{number:,}",
     )
