@@ -79,8 +79,8 @@ class Cache:
         return pages_needed(num_tokens, self.page_size)
 
     def namespace(self, cache_salt: str = "", *, adapter: str = "") -> str:
-        """What has to be the same for two sequences to share pages, apart from their tokens."""
-        return json.dumps([self._arithmetic_id, adapter, cache_salt], ensure_ascii=False)
+        """What has to be the same for two sequences to share pages, apart from their tokens and the engine's model."""
+        return json.dumps([self._arithmetic_id, adapter, cache_salt])
 
     # -- a sequence's life --------------------------------------------------------------------------------------------
 
