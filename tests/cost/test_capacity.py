@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,13 @@ def test_two_counts():
     assert found.max_concurrent_requests == free // (2500 * 131_072)
     usable_pages = int(KV_SHARE * free) // (PAGE_SIZE * 131_072) - 1
     assert found.admissible_requests == usable_pages // 157  # 2,500 tokens are 156.25 pages
+
+
+@pytest.mark.parametrize(("pages", "requests"), [(3 * 157, 2), (3 * 157 + 1, 3)])
+def test_one_page_is_reserved(pages, requests):
+    free = math.ceil(pages * PAGE_SIZE * 131_072 / KV_SHARE) + 1
+    hardware = Hardware("x", FACTS.weight_bytes("bf16") + free)
+    assert capacity(dataclasses.replace(ROOFLINE, hardware=hardware), 2500).admissible_requests == requests
 
 
 @given(final_len=st.integers(1, 200_000), memory_gb=st.integers(1, 400))
