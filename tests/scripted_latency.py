@@ -81,7 +81,7 @@ class ScriptedServer:
             TokenEvent(record.t_1 + i * step, "reasoning" if i < num_reasoning else "content", 1) for i in range(n)
         ]
         record.server_prefill_s = record.t_1 - record.t_send - 0.001
-        record.server_decode_s = n * step
+        record.server_decode_s = (n - 1) * step
 
 
 def count_tokens(request: GenerationRequest) -> int:

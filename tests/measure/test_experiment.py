@@ -105,7 +105,13 @@ def test_ollama_gets_one_num_ctx_that_holds_the_longest_prompt():
     server = ScriptedServer()
     run(server, dataclasses.replace(SETTINGS, lengths=(256, 8192)), target=endpoint("ollama"))
     [num_ctx] = {request.num_ctx for request in server.requests}
-    assert num_ctx >= 8192 + 16
+    assert 8192 + 16 <= num_ctx < 8400
+
+
+def test_a_larger_num_ctx_that_ollama_runs_with_is_kept():
+    server = ScriptedServer()
+    run(server, target=endpoint("ollama"), loaded_context=16_384)
+    assert {request.num_ctx for request in server.requests} == {16_384}
 
 
 def test_a_server_that_cuts_prompts_is_found_out():

@@ -74,6 +74,10 @@ def test_ttft_slope_recovers_the_formula(roofline):
     assert explain.why_ttft(None, points).endswith("not depend on the length.")
 
 
+def test_a_prefill_faster_than_the_device_is_called_so(roofline):
+    assert "something else runs" in explain.why_ttft(roofline, [(n, 1e-6 * n) for n in (100, 1024)])
+
+
 def test_tpot_slope_is_compared_with_reading_the_kv_cache(roofline):
     points = [(c, 0.02 + 1e-6 * c) for c in (128.0, 1024.0, 4096.0)]
     sentence = explain.why_tpot(roofline, points)

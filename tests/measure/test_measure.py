@@ -1,6 +1,8 @@
 """`ridgeline measure` from its arguments to its output, on a scripted server, and once on a real one."""
 
+import asyncio
 import json
+import signal
 
 import pytest
 
@@ -122,6 +124,22 @@ def test_what_is_misspelt_is_told_before_anything_is_measured(measure, arguments
     assert status == 1
     assert words in printed.err
     assert server.requests == []
+
+
+def test_ctrl_c_keeps_what_was_measured_and_marks_it(measure):
+    class Interrupted(ScriptedServer):
+        async def send(self, request):
+            if len(self.requests) == 6:
+                signal.raise_signal(signal.SIGINT)
+                await asyncio.sleep(3600)
+            return await super().send(request)
+
+    status, printed = measure("--json", server=Interrupted())
+    result = json.loads(printed.out)
+    assert status == 1
+    assert result["invalid_reasons"] == ["partial: ended after 3 of 9 requests"]
+    assert result["repeats"]["requests"] == 3
+    assert result["tpot_median_s"] > 0
 
 
 def test_no_server_and_no_language_model(capsys):

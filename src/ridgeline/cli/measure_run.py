@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import random
 import sys
 import time
 from collections.abc import Iterator
@@ -13,27 +12,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 from ridgeline.cli.output import loading
 from ridgeline.cost.ask import choose_hardware
+from ridgeline.cost.facts import STORED, load_facts
 from ridgeline.cost.roofline import Roofline
 from ridgeline.cost.this import THIS_GPU
 from ridgeline.errors import ConfigError
-from ridgeline.measure import unique_prompt
 from ridgeline.measure.causes import find_causes
 from ridgeline.measure.client import Client, run
 from ridgeline.measure.deployment import Loaded, find_device, find_model, loaded_model, machine_has_gpu
 from ridgeline.measure.endpoints import Endpoint, connect, detect
 from ridgeline.measure.events import Record
-from ridgeline.measure.experiment import REPEATED_WORDS, Experiment, Settings
+from ridgeline.measure.experiment import Experiment, Settings
 from ridgeline.measure.findings import find
 from ridgeline.measure.latency import Latency
 from ridgeline.measure.load import Watch
 from ridgeline.measure.local_servers import ollama_url
 from ridgeline.measure.metrics import percentile
 from ridgeline.measure.start import running_server
+from ridgeline.quant.formats import kv_format, weight_format
 from ridgeline.units import format_duration
-
-_TOGETHER_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -95,32 +95,38 @@ def _check_names(options: Options) -> None:
     if options.hardware is not None:
         choose_hardware(options.hardware)
     if options.spec is not None:
-        from ridgeline.cost.facts import load_facts
-
-        facts = load_facts(options.spec)
-        for dtype in filter(None, (options.dtype,)):
-            facts.weight_bytes(dtype)
-        for kv_dtype in filter(None, (options.kv_dtype,)):
-            facts.kv_bytes_per_token(kv_dtype)
+        load_facts(options.spec)
+    if options.dtype not in (None, STORED):
+        weight_format(options.dtype)
+    if options.kv_dtype is not None:
+        kv_format(options.kv_dtype)
 
 
 async def _experiment(url: str, settings: Settings, options: Options, progress: Any, two_at_once: bool) -> _Run:
     endpoint = await detect(url, api_key=options.api_key, model=options.model)
     start = time.monotonic()
     async with connect(endpoint, timeout_s=options.timeout_s) as client:
-        experiment = Experiment(endpoint, client.stream, settings, progress=progress, announce=_announce)
+        loaded = await _loaded(client, endpoint)
+        experiment = Experiment(
+            endpoint,
+            client.stream,
+            settings,
+            loaded_context=loaded.context_len if loaded else None,
+            progress=progress,
+            announce=_announce,
+        )
         together: list[Record] = []
         watch = Watch(client.clock)
         try:
             async with watch.beating():
                 await experiment.run()
             if two_at_once:
-                together = await _together(client, settings)
+                together = await experiment.ask_together()
         except asyncio.CancelledError:  # Ctrl-C: what was measured is kept
             if not experiment.records:
                 raise
             _forgive_cancellation()
-        loaded = loaded_model(await client.get("/api/ps"), endpoint.model) if endpoint.kind == "ollama" else None
+        loaded = await _loaded(client, endpoint)
     lags = sorted(watch.lags)
     return _Run(
         endpoint,
@@ -132,6 +138,16 @@ async def _experiment(url: str, settings: Settings, options: Options, progress: 
     )
 
 
+async def _loaded(client: Client, endpoint: Endpoint) -> Loaded | None:
+    """What Ollama has in memory of the model now; None also where it no longer answers, which the records tell."""
+    if endpoint.kind != "ollama":
+        return None
+    try:
+        return loaded_model(await client.get("/api/ps"), endpoint.model)
+    except (aiohttp.ClientError, TimeoutError):
+        return None
+
+
 def _forgive_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None:
@@ -140,14 +156,6 @@ def _forgive_cancellation() -> None:
 
 def _announce(seconds: float) -> None:
     print(f"measuring: expected to take {format_duration(max(seconds, 1.0))}", file=sys.stderr, flush=True)
-
-
-async def _together(client: Client, settings: Settings) -> list[Record]:
-    rng = random.Random()
-    requests = [
-        unique_prompt.request(rng, REPEATED_WORDS, chat=settings.chat, max_tokens=_TOGETHER_TOKENS) for _ in range(2)
-    ]
-    return list(await asyncio.gather(*(client.stream(request) for request in requests)))
 
 
 def _conclude(done: _Run, options: Options) -> Latency:
@@ -180,6 +188,10 @@ def _roofline(done: _Run, options: Options) -> tuple[Roofline | None, str]:
     if hardware is None:
         return None, "this machine's speed could not be measured: name a device with --hardware"
     roofline = Roofline(model.facts, hardware, model.dtype, model.kv_dtype)
-    if roofline.bandwidth is None:
+    try:
+        known = roofline.bandwidth is not None
+    except ConfigError as error:  # a format that this model cannot have: what was measured is worth showing
+        return None, error.message
+    if not known:
         return None, f"the bandwidth of {hardware.name} is unknown: name another with --hardware"
     return roofline, f"{device.reason}; {model.facts.name} as {roofline.format_name}, KV cache in {model.kv_dtype}"

@@ -11,6 +11,7 @@ interrupted still has what was measured. `findings.py` turns them into figures.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,8 @@ Progress = Callable[[str, float], None]
 REPEATED_WORDS = 100  # the short prompt of the repeats: a question, not a document
 _MINIMAL_WORDS = 1
 _WARM_UP_TOKENS = 8
+_TOGETHER_TOKENS = 16
+_SHORT_LEN = 1024  # tokens that hold the repeats in any vocabulary
 _FIT_TOKENS = 2
 _FIT_SHARE = 0.95  # of a length, when its text is counted: a first guess must not exceed the context
 _LINE_SLACK = 4  # tokens by which unique lines differ
@@ -71,7 +74,8 @@ class Shape:
 
 
 class Experiment:
-    """Runs once; what it has so far is in its attributes. `announce` gets the expected duration in seconds."""
+    """Runs once; what it has so far is in its attributes. `announce` gets the expected duration in seconds.
+    `loaded_context`: the `num_ctx` that Ollama runs the model with now."""
 
     def __init__(
         self,
@@ -80,6 +84,7 @@ class Experiment:
         settings: Settings,
         *,
         seed: int | None = None,
+        loaded_context: int | None = None,
         progress: Progress = lambda stage, share: None,
         announce: Callable[[float], None] = lambda seconds: None,
     ) -> None:
@@ -95,6 +100,8 @@ class Experiment:
         self._chat = settings.chat or not endpoint.capabilities.completions
         self._tokens_per_word = 1.3
         self._sent = 0
+        self._loaded_context = loaded_context
+        self._context = 0  # of Ollama, tokens
 
     @property
     def header_tokens(self) -> int:
@@ -110,6 +117,8 @@ class Experiment:
     async def run(self) -> None:
         """Raises ExecutionError when the server answers none of the first requests, with what it said."""
         self._limit_lengths()
+        needed = max((*self.settings.lengths, _SHORT_LEN)) + self.settings.output_len + _LINE_SLACK
+        self._context = max(min(needed, self.endpoint.context_len or needed), self._loaded_context or 0)
         await self._warm_up()
         self._keep_to_budget()
         self._announce(self.expected_s())
@@ -121,6 +130,10 @@ class Experiment:
                 await self._measure(f"{length:,} tokens", shape, self.settings.length_repeats)
         self._progress("done", 1.0)
         self.is_complete = True
+
+    async def ask_together(self) -> list[Record]:
+        """Two more requests, sent at once: they tell a queue from parallel slots."""
+        return list(await asyncio.gather(*(self._ask(REPEATED_WORDS, _TOGETHER_TOKENS) for _ in range(2))))
 
     def expected_s(self) -> float:
         """From the warm-up's times: prefill in proportion to the prompt, every output token as long as another."""
@@ -202,11 +215,11 @@ class Experiment:
         return await self._send(request)
 
     def _num_ctx(self) -> int | None:
-        """What Ollama needs for the longest request; one value for all, since another one reloads the model."""
+        """What Ollama needs for the longest request; one value for all, since another one reloads the model. A larger
+        one that it has now is kept: what the user runs is what is measured."""
         if self.endpoint.kind != "ollama":
             return None
-        wanted = max((*self.settings.lengths, 2048)) + self.settings.output_len + 64
-        return min(wanted, self.endpoint.context_len or wanted)
+        return self._context
 
     def _estimate(self, num_words: int) -> float:
         return (self.overhead_tokens or 0) + self._tokens_per_word * num_words

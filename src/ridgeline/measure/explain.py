@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ridgeline.cost.hardware import THIS
 from ridgeline.cost.plan import make_plan
 from ridgeline.cost.question import Question
 from ridgeline.cost.roofline import Roofline
@@ -40,6 +41,10 @@ def format_label(roofline: Roofline) -> str:
     return f"this file's {bits_per_weight(roofline):.2g} bits" if name == "gguf" else name
 
 
+def device_label(roofline: Roofline) -> str:
+    return "this machine" if roofline.hardware.name == THIS else roofline.hardware.name
+
+
 def why_gap(roofline: Roofline, context: int, tpot_s: float, server_tpot_s: float | None) -> str:
     """One sentence: limit, its parts, and where the rest goes. Needs a roofline with a known bandwidth."""
     step = roofline.decode(context)
@@ -50,7 +55,7 @@ def why_gap(roofline: Roofline, context: int, tpot_s: float, server_tpot_s: floa
     if tpot_s * _BELOW_FLOOR < limit:
         return (
             f"{head}, which is impossible: the server runs something else than {roofline.facts.name} in "
-            f"{format_label(roofline)} on {roofline.hardware.name}, or makes several tokens per step (speculation)."
+            f"{format_label(roofline)} on {device_label(roofline)}, or makes several tokens per step (speculation)."
         )
     if roofline.binds(step) == "compute":
         parts = f"computing {step.flops / 1e9:,.2g} GFLOP per token takes all of the limit"
@@ -110,10 +115,11 @@ def why_ttft(roofline: Roofline | None, points: Sequence[tuple[int, float]]) -> 
     work = roofline.prefill(longest)
     attention = roofline.facts.attention_flops(0, longest) / work.flops
     bound = {"compute": "computing", "memory": "reading"}.get(roofline.binds(work) or "", "the known ceiling")
-    return (
-        f"{text}; the limit is {format_duration(predicted / longest)} ({bound}), {attention:.0%} of the work is "
-        f"attention, so prefill runs at {predicted / longest / slope:.0%} of what {roofline.hardware.name} can do."
-    )
+    share = predicted / longest / slope
+    text += f"; the limit is {format_duration(predicted / longest)} ({bound}), {attention:.0%} of the work is attention"
+    if share > _BELOW_FLOOR:
+        return f"{text}: faster than {device_label(roofline)} can compute it, so something else runs."
+    return f"{text}, so prefill runs at {share:.0%} of what {device_label(roofline)} can do."
 
 
 def why_tpot(roofline: Roofline | None, points: Sequence[tuple[float, float]]) -> str:
@@ -183,11 +189,11 @@ def binds(roofline: Roofline, context: int) -> str:
     step = roofline.decode(context)
     if roofline.binds(step) == "compute":
         return (
-            f"Arithmetic binds: a token needs {step.flops / 1e9:,.3g} GFLOP, and {roofline.hardware.name} reads its "
+            f"Arithmetic binds: a token needs {step.flops / 1e9:,.3g} GFLOP, and {device_label(roofline)} reads its "
             f"{step.bytes_read / 1e9:,.3g} GB faster than it computes them."
         )
     bandwidth = roofline.hardware.bandwidth_for(step.bytes_read) or 0.0
     return (
-        f"Memory bandwidth binds: every token reads {step.bytes_read / 1e9:,.3g} GB, and {roofline.hardware.name} "
+        f"Memory bandwidth binds: every token reads {step.bytes_read / 1e9:,.3g} GB, and {device_label(roofline)} "
         f"reads {bandwidth / 1e9:,.0f} GB/s."
     )

@@ -49,9 +49,10 @@ class Point:
 
     @property
     def server_tpot_s(self) -> float | None:
+        """Its decode time starts at the first token, which the prefill made: one step less than tokens."""
         if self.server_decode_s is None or self.output_tokens is None or self.output_tokens < 2:
             return None
-        return self.server_decode_s / self.output_tokens
+        return self.server_decode_s / (self.output_tokens - 1)
 
 
 @dataclass(frozen=True)

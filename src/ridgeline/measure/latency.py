@@ -125,5 +125,8 @@ class Latency:
         }
 
     def _point_json(self, point: Point) -> dict[str, Any]:
-        limits = {"ttft_limit_s": self.ttft_limit_s(point), "tpot_limit_s": self.tpot_limit_s(point)}
-        return dataclasses.asdict(point) | limits
+        return dataclasses.asdict(point) | {
+            "server_tpot_s": point.server_tpot_s,
+            "ttft_limit_s": self.ttft_limit_s(point),
+            "tpot_limit_s": self.tpot_limit_s(point),
+        }
