@@ -46,10 +46,15 @@ def why(
     if as_json:
         print_json(latency.as_json() | {"answer": answer(latency)})
     else:
-        print("\n\n".join(answer(latency)))
-        for url in others:
-            print(f"\nAnother server answers at {url}: `ridgeline why {url}`.")
+        _print([*answer(latency), *(f"Another server answers at {url}: `ridgeline why {url}`." for url in others)])
     return 0 if latency.findings.valid else 1
+
+
+def _print(paragraphs: list[str]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(highlight=False).print(Text("\n\n".join(paragraphs)))
 
 
 def find_local(api_key: str | None) -> list[str]:
