@@ -169,6 +169,7 @@ void Executor::copy_page(int source, int destination) {
     std::memmove(kv.k_at(destination, 0), kv.k_at(source, 0), k_bytes);
     std::memmove(kv.v_at(destination, 0), kv.v_at(source, 0), v_bytes);
   }
+  copied_pages_.push_back(destination);
 }
 
 // --- a step: from the caller's thread
@@ -228,9 +229,7 @@ void Executor::copy_plan(const Step& s) {
   want_logits_ = s.want_logits;
 
   const size_t rows = token_ids_.size(), logit_rows = logit_rows_.size();
-  rows_to_end_.resize(rows);
-  for (size_t i = 0; i + 1 < query_start_.size(); ++i)
-    for (int row = query_start_[i]; row < query_start_[i + 1]; ++row) rows_to_end_[row] = query_start_[i + 1] - row;
+  find_stale_slots();
   cos_.resize(rows * shape_.inverse_frequencies.size());
   sin_.resize(cos_.size());
   list_attention_tasks();
@@ -242,6 +241,19 @@ void Executor::copy_plan(const Step& s) {
   result_.finite.assign(logit_rows, 0);
   result_.has_logits = want_logits_;
   result_.logits.resize(want_logits_ ? logit_rows * shape_.vocab : 0);
+}
+
+// The first row that a sequence stores in a page it has just been given clears the slots behind its rows there.
+void Executor::find_stale_slots() {
+  stale_from_.assign(slots_.size(), kPageSize);
+  for (size_t i = 0; i + 1 < query_start_.size(); ++i)
+    for (int row = query_start_[i]; row < query_start_[i + 1]; ++row) {
+      const int page = slots_[row] / kPageSize, offset = slots_[row] % kPageSize;
+      const bool copied = row == query_start_[i] && std::find(copied_pages_.begin(), copied_pages_.end(), page) !=
+                                                        copied_pages_.end();
+      if (offset == 0 || copied) stale_from_[row] = std::min(kPageSize, offset + query_start_[i + 1] - row);
+    }
+  copied_pages_.clear();
 }
 
 void Executor::list_attention_tasks() {
@@ -384,7 +396,7 @@ void Executor::rope_store(Shares& shares, const Op& op, int rows) {
                       cos_.data(),
                       sin_.data(),
                       slots_.data(),
-                      rows_to_end_.data(),
+                      stale_from_.data(),
                       op.vector < 0 ? nullptr : vectors_[op.vector].as<float>(),
                       op.second_vector < 0 ? nullptr : vectors_[op.second_vector].as<float>(),
                       shape_.norm_eps,

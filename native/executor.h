@@ -73,6 +73,7 @@ class Executor {
   size_t page_bytes() const;
   void read_page(int page, char* out) const;
   void write_page(int page, const char* in);
+  // The copy is for a sequence that goes on with the next step; what the source holds beyond is cleared then.
   void copy_page(int source, int destination);
 
   // Running.
@@ -118,6 +119,7 @@ class Executor {
 
   void check(const Step& step) const;
   void copy_plan(const Step& step);
+  void find_stale_slots();
   void list_attention_tasks();
   void run(int thread);
   void run_op(Shares& shares, const Op& op, int rows, int first_logit_row);
@@ -146,8 +148,10 @@ class Executor {
   size_t k_head_bytes_, v_head_bytes_;
   std::vector<SamplerSlot> sampler_;
 
+  std::vector<int> copied_pages_;  // since the last step
+
   // The step under way.
-  std::vector<int32_t> token_ids_, positions_, slots_, rows_to_end_, query_start_, block_tables_;
+  std::vector<int32_t> token_ids_, positions_, slots_, stale_from_, query_start_, block_tables_;
   std::vector<int32_t> logit_rows_, sampler_slots_, score_ids_, score_top_;
   int block_table_width_ = 0;
   std::vector<float> cos_, sin_;

@@ -96,20 +96,20 @@ void attention(const std::string& isa, const std::string& dtype, int heads, int 
   if (pages.size() * sizeof(float) < num_pages * kv_heads * (k_bytes + v_bytes))
     throw std::invalid_argument("pages are too small");
   const KvLayer kv{base, base + num_pages * kv_heads * k_bytes, k_bytes, v_bytes, kv_heads};
-  std::vector<int32_t> slots(rows), positions(rows), rows_to_end(rows);
+  std::vector<int32_t> slots(rows), positions(rows), stale_from(rows, kPageSize);
   std::vector<float> cos(rows * half), sin(rows * half);
   std::vector<char> q(element * rows * heads * head_dim);
   for (int r = 0; r < rows; ++r) {
     positions[r] = first_position + r;
     slots[r] = block_table.data()[positions[r] / kPageSize] * kPageSize + positions[r] % kPageSize;
-    rows_to_end[r] = rows - r;
+    if (positions[r] % kPageSize == 0) stale_from[r] = std::min(kPageSize, rows - r);
     for (int i = 0; i < half; ++i) {
       cos[r * half + i] = std::cos(positions[r] * inverse_frequencies.data()[i]);
       sin[r * half + i] = std::sin(positions[r] * inverse_frequencies.data()[i]);
     }
   }
   const size_t q_width = static_cast<size_t>(heads) * head_dim;
-  const RopeArgs rope{qkv.data(), qkv.shape(1), cos.data(), sin.data(), slots.data(), rows_to_end.data(), nullptr, nullptr,
+  const RopeArgs rope{qkv.data(), qkv.shape(1), cos.data(), sin.data(), slots.data(), stale_from.data(), nullptr, nullptr,
                       0, q.data(), q_width, heads, head_dim, kv};
   const AttentionArgs args{q.data(), q_width, out.data(), q_width, positions.data(), heads, head_dim, window,
                            1.0f / std::sqrt(static_cast<float>(head_dim)), kv, Format::kF32};

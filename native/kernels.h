@@ -64,7 +64,7 @@ struct RopeArgs {
   const float* cos;  // [rows, head_dim / 2]
   const float* sin;
   const int32_t* slots;          // [rows]
-  const int32_t* rows_to_end;    // [rows]: rows of the same sequence from this one on, itself included
+  const int32_t* stale_from;     // [rows]: slots of the row's page from this one on hold no token: they are cleared
   const float* q_norm;           // [head_dim] or null
   const float* k_norm;
   float eps;

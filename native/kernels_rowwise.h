@@ -116,7 +116,7 @@ static void store_key(const KvLayer& kv, int page, int kv_head, int offset, cons
   for (int d = 0; d < head_dim; ++d) {
     keys[k_index<Pages>(d, offset)] = Pages::convert(k[d]);
     values[v_index<Pages>(d, offset, padded_dim)] = Pages::convert(v[d]);
-    // A page's first token clears what its last owner left behind: a masked weight of 0 times a stale NaN is NaN.
+    // Clears what another sequence left behind: a masked weight of 0 times a stale NaN is NaN.
     for (int key = stale_from; key < kPageSize; ++key) {
       keys[k_index<Pages>(d, key)] = 0;
       values[v_index<Pages>(d, key, padded_dim)] = 0;
@@ -140,12 +140,12 @@ static void rope(const RopeArgs& a, int row_begin, int row_end) {
       for (int d = 0; d < a.head_dim; ++d) q[d] = Pages::convert(head[d]);
     }
     const int page = a.slots[row] / kPageSize, offset = a.slots[row] % kPageSize;
-    const int stale_from = offset == 0 ? a.rows_to_end[row] : kPageSize;
     for (int h = 0; h < a.kv.num_kv_heads; ++h) {
       std::memcpy(head, qkv + q_width + h * a.head_dim, sizeof(float) * a.head_dim);
       if (a.k_norm) norm_head(head, a.k_norm, a.head_dim, a.eps);
       rotate_head(head, cos, sin, a.head_dim);
-      store_key<Pages>(a.kv, page, h, offset, head, qkv + q_width + kv_width + h * a.head_dim, a.head_dim, stale_from);
+      store_key<Pages>(a.kv, page, h, offset, head, qkv + q_width + kv_width + h * a.head_dim, a.head_dim,
+                         a.stale_from[row]);
     }
   }
 }

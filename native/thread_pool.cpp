@@ -1,5 +1,9 @@
 #include "thread_pool.h"
 
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
 #include "cpu.h"
 
 namespace ridgeline {
@@ -22,11 +26,22 @@ inline void relax() {
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads) {
-  for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this, i] { thread_main(i); });
+  try {
+    for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this, i] { thread_main(i); });
+  } catch (const std::system_error& error) {
+    const int started = size();
+    stop();
+    throw std::invalid_argument("only " + std::to_string(started) + " of " + std::to_string(num_threads) +
+                                " threads could be started: " + error.what());
+  }
 }
 
 ThreadPool::~ThreadPool() {
   wait();
+  stop();
+}
+
+void ThreadPool::stop() {
   stop_ = true;
   ++generation_;
   generation_.notify_all();

@@ -13,7 +13,7 @@ namespace ridgeline {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int num_threads);
+  explicit ThreadPool(int num_threads);  // throws std::invalid_argument when the system has no room for so many
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
 
@@ -28,6 +28,7 @@ class ThreadPool {
 
  private:
   void thread_main(int index);
+  void stop();
 
   std::function<void(int)> job_;
   std::atomic<uint32_t> generation_{0};  // counts jobs

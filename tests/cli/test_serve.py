@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import httpx
+import pytest
 
 from quick import QUICK, running_server
 
@@ -49,6 +50,21 @@ def test_a_model_that_does_not_load_ends_the_server():
     assert result.returncode == 1
     assert "error: unknown model 'no-such-model'" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_weights_are_packed_ends_it_cleanly(sent):
+    """The loading thread is in native code then; the interpreter must not end under it."""
+    command = [sys.executable, "-m", "ridgeline.cli", "serve", "smollm2-135m", "--port", "0", "--kv-memory", "10MB"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            if "packing" in line:
+                process.send_signal(sent)
+                break
+        errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 0
+    assert "terminate" not in errors
+    assert "Traceback" not in errors
 
 
 def test_ctrl_c_ends_it_cleanly(tiny_model):

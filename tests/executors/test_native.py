@@ -59,6 +59,25 @@ def test_an_isa_path_that_is_not_there_is_refused_by_name(model, monkeypatch):
         pass
 
 
+def test_more_threads_than_the_system_has_room_for_are_refused(model, monkeypatch):
+    with pytest.raises(ConfigError, match=r"of 10000000 threads"), open_executor("native", model, threads=10_000_000):
+        pass
+
+
+def test_a_copied_page_brings_none_of_its_owners_later_tokens(poisoned):
+    """The owner went on after the shared tokens, with a NaN; the copy must not carry that into the other sequence."""
+    shared, tail = [5, 6, 8, 9, 11], [12, 13, 14]
+    with open_executor("native", poisoned, num_pages=5, threads=1) as executor:
+        stepper = Stepper(executor)
+        (expected,) = stepper.logits([shared + tail])
+        owner, other = stepper.open(16), stepper.open(16)
+        stepper.run([(owner, shared)])
+        stepper.run([(owner, [7, 7])])
+        other.length = len(shared)
+        result = stepper.run([(other, tail)], copy_pages=[(owner.pages[0], other.pages[0])])
+        np.testing.assert_array_equal(result.logits, expected[len(shared) :])
+
+
 def test_bf16_follows_the_oracle_that_rounds_at_the_same_points(model):
     """Logits of order 4. Two sums that differ in the last fp32 bit may round to neighbouring bf16 values, which are
     2^-8 apart, and later layers carry that on; without common rounding points the difference would be about 3e-2."""

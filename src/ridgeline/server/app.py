@@ -200,8 +200,10 @@ def _start_loading(state: ServerState) -> None:
             loaded: tuple[ModelRuntime, Engine] | BaseException = state.load()
         except BaseException as error:  # whatever it is, the thread that serves has to know
             loaded = error
+        state.is_loading = False
         loop.call_soon_threadsafe(report, loaded)
 
+    state.is_loading = True
     threading.Thread(target=load, name="load-model", daemon=True).start()
 
 

@@ -10,8 +10,10 @@ import asyncio
 import errno
 import os
 import socket
+import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 
@@ -41,9 +43,18 @@ def serve(config: ServerConfig, load: Load, *, on_ready: Callable[[ServerState],
     state = ServerState(config, load, on_loaded=loaded, port=listener.getsockname()[1])
     server = Server(state)
     server.run(sockets=[listener])
+    if state.is_loading:
+        _leave_at_once()
     if state.load_error is not None:
         raise state.load_error
     return 0
+
+
+def _leave_at_once() -> NoReturn:
+    """For a signal during a load: the loading thread is inside native code, which an ending interpreter would abort."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 class Server(uvicorn.Server):

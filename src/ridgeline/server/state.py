@@ -38,6 +38,7 @@ class ServerState:
     port: int = 0  # that is listened on
     served: Served | None = None
     load_error: BaseException | None = None
+    is_loading: bool = False
     is_shutting_down: bool = False
     started_at: int = field(default_factory=lambda: int(time.time()))
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
