@@ -35,6 +35,7 @@ PAGE_SIZE = 16  # what the attention kernels' page layout is made for
 LANES = 16  # outputs in a block of packed weights
 ARITHMETIC_VERSION = 1  # raise it when a kernel's accumulation order or rounding changes
 DTYPES = ("fp32", "bf16")
+MAX_THREADS = 1024  # more than any one machine's cores; beyond, the system itself gives out
 PER_LOGIT_ROW = ("rows", "final", "logits")  # buffers with a row per logit row, not per token
 PRODUCT_INPUTS = ("h", "attn", "act", "final")  # buffers that feed matrix products, held in the weights' format
 
@@ -79,7 +80,7 @@ class NativeExecutor:
         progress: Callable[[str, float], None] | None = None,
     ) -> None:
         kv_dtype = kv_dtype or dtype
-        _check(program.spec, dtype, kv_dtype, page_size)
+        _check(program.spec, dtype, kv_dtype, page_size, threads)
         self.num_pages = num_pages
         self.max_step_tokens = max_step_tokens
         self.num_sampler_slots = num_sampler_slots
@@ -161,12 +162,14 @@ class NativeExecutor:
         self._core.open_sampler(setup.slot, native, prompt, output)
 
 
-def _check(spec: ModelSpec, dtype: str, kv_dtype: str, page_size: int) -> None:
+def _check(spec: ModelSpec, dtype: str, kv_dtype: str, page_size: int, threads: int) -> None:
     for name, value in (("dtype", dtype), ("kv_dtype", kv_dtype)):
         if value not in DTYPES:
             raise ConfigError(f"{name} {value!r} is not served by the native executor", hint="known: fp32, bf16")
     if dtype == "fp32" and kv_dtype == "bf16":
         raise ConfigError("kv_dtype bf16 needs dtype bf16", hint="leave --kv-dtype out, or give --dtype bf16")
+    if threads > MAX_THREADS:
+        raise ConfigError(f"threads = {threads}: at most {MAX_THREADS}", hint="leave it out to use every usable core")
     if page_size != PAGE_SIZE:
         raise ConfigError(f"page size {page_size} is not served by the native executor", hint=f"it is {PAGE_SIZE}")
 
