@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+_LOWEST = 1 / 64  # of the first rate: a server that cannot do even that was asked the wrong question
 
 @dataclass
 class Capacity:
@@ -15,9 +16,12 @@ class Capacity:
     broken: float | None = None
 
     def next_rate(self, start: float, resolution: float) -> float | None:
-        """Doubled (or halved) from `start` until both sides are known, then bisected; None: they are close enough."""
+        """Doubled (or halved) from `start` until both sides are known, then bisected; None: they are close enough, or
+        there is no such rate."""
         if self.best is None:
-            return start if self.broken is None else self.broken / 2
+            if self.broken is None:
+                return start
+            return self.broken / 2 if self.broken > _LOWEST * start else None
         if self.broken is None:
             return 2 * self.best
         return (self.best + self.broken) / 2 if self.broken - self.best > resolution * self.best else None

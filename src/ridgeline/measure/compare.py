@@ -65,8 +65,8 @@ def _difference(old: list[float], new: list[float]) -> dict[str, Any]:
     return {
         "before": mean_old,
         "after": mean_new,
-        "change": mean_new / mean_old - 1,
-        "interval": [low / mean_old, high / mean_old],
+        "change": mean_new / mean_old - 1 if mean_old else None,
+        "interval": [low / mean_old, high / mean_old] if mean_old else None,
         "verdict": verdict,
     }
 

@@ -50,13 +50,14 @@ class Store:
             return [json.loads(row[0]) for row in database.execute("SELECT summary FROM runs ORDER BY started, id")]
 
     def load(self, run_id: str) -> tuple[dict[str, Any], list[list[Record]]]:
-        """Summary and records, by point. `last` is the newest run, `last-1` the one before. Raises ConfigError."""
+        """Summary and records, by point. `last` is the newest run, `last-1` the one before; the start of an
+        id will do. Raises ConfigError."""
         runs = {run["id"]: run for run in self.runs()}
         ids = list(runs)
         if run_id.startswith("last"):
             back = run_id.removeprefix("last").removeprefix("-") or "0"
             run_id = ids[-1 - int(back)] if back.isdigit() and int(back) < len(ids) else run_id
-        matches = [known for known in ids if known.startswith(run_id)]
+        matches = [run_id] if run_id in runs else [known for known in ids if known.startswith(run_id)]
         if len(matches) != 1:
             found = "is ambiguous" if matches else "is not there"
             raise ConfigError(f"run {run_id!r} {found}", hint="`ridgeline bench list` shows all; `last`, `last-1`, ...")

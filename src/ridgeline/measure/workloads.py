@@ -25,7 +25,7 @@ NAMES = ("fixed", "uniform", "lognormal", "uneven", "natural", "shared-prefix", 
 UNEVEN_LENS = (50, 100, 200, 500)  # what static batching wastes its slots on
 BLOCK_TOKENS = 512  # of one hash id of a Mooncake trace
 _SIGMA = 0.6  # of the logarithm of a lognormal length: P99 is about four times the median
-_FIT_WORDS = (16, 144)
+_FIT_WORDS = (8, 72)  # small enough for a context of 512 tokens, with four tokens a word
 _TOKENS_PER_WORD = 1.3  # of English, where a server does not count
 
 
