@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from ridgeline.measure.endpoints import Capabilities, Endpoint, GenerationRequest
@@ -93,10 +94,11 @@ def count_tokens(request: GenerationRequest) -> int:
 class ScriptedClient:
     """In the place of `measure.client.Client`. `pages`: path -> what /api/ps and the like answer."""
 
-    def __init__(self, server: ScriptedServer, pages: dict[str, Any] | None = None) -> None:
+    def __init__(self, target: Endpoint, server: ScriptedServer, pages: dict[str, Any]) -> None:
+        self.endpoint = target
         self.stream = server.send
         self.clock = lambda: server.clock
-        self._pages = pages or {}
+        self._pages = pages
 
     async def get(self, path: str) -> Any:
         return self._pages.get(path)
@@ -105,12 +107,12 @@ class ScriptedClient:
 def patch_command_line(monkeypatch: Any, target: Endpoint, server: ScriptedServer, **pages: Any) -> None:
     """`measure` and `why` find `target`, whatever URL they are given, and talk to `server`."""
 
-    async def detect(url: str, **options: Any) -> Endpoint:
-        return target
+    async def detect(url: str, *, model: str | None = None, **options: Any) -> Endpoint:
+        return replace(target, model=model or target.model)
 
     @asynccontextmanager
     async def connect(endpoint: Endpoint, **options: Any) -> AsyncIterator[ScriptedClient]:
-        yield ScriptedClient(server, {f"/api/{name}": page for name, page in pages.items()})
+        yield ScriptedClient(endpoint, server, {f"/api/{name}": page for name, page in pages.items()})
 
     monkeypatch.setattr("ridgeline.cli.measure_run.detect", detect)
     monkeypatch.setattr("ridgeline.cli.measure_run.connect", connect)

@@ -80,6 +80,14 @@ def test_a_model_on_a_gpu_never_gets_the_cpus_limit(measure):
     assert any(cause.startswith("40% of the model") for cause in result["causes"])
 
 
+def test_of_ollamas_models_the_one_in_memory_is_measured(measure):
+    running = {"models": [{"name": "in-use:latest", "size": 10, "size_vram": 0}]}
+    _, printed = measure("--json", target=endpoint("ollama", server="ollama"), ps=running)
+    assert json.loads(printed.out)["model"] == "in-use:latest"
+    _, printed = measure("--json", "--model", "wanted", target=endpoint("ollama", server="ollama"), ps=running)
+    assert json.loads(printed.out)["model"] == "wanted"
+
+
 def test_an_invalid_run_prints_its_figures_and_exits_1(measure):
     status, printed = measure("--json", server=ScriptedServer(cached=100))
     result = json.loads(printed.out)

@@ -22,7 +22,7 @@ from ridgeline.cost.this import THIS_GPU
 from ridgeline.errors import ConfigError
 from ridgeline.measure.causes import find_causes
 from ridgeline.measure.client import Client, run
-from ridgeline.measure.deployment import Loaded, find_device, find_model, loaded_model, machine_has_gpu
+from ridgeline.measure.deployment import Loaded, find_device, find_model, loaded_model, loaded_names, machine_has_gpu
 from ridgeline.measure.endpoints import Endpoint, connect, detect
 from ridgeline.measure.events import Record
 from ridgeline.measure.experiment import Experiment, Settings
@@ -103,10 +103,10 @@ def _check_names(options: Options) -> None:
 
 
 async def _experiment(url: str, settings: Settings, options: Options, progress: Any, two_at_once: bool) -> _Run:
-    endpoint = await detect(url, api_key=options.api_key, model=options.model)
+    endpoint = await _find_endpoint(url, options)
     start = time.monotonic()
     async with connect(endpoint, timeout_s=options.timeout_s) as client:
-        loaded = await _loaded(client, endpoint)
+        loaded = loaded_model(await _running(client), endpoint.model)
         experiment = Experiment(
             endpoint,
             client.stream,
@@ -126,7 +126,7 @@ async def _experiment(url: str, settings: Settings, options: Options, progress: 
             if not experiment.records:
                 raise
             _forgive_cancellation()
-        loaded = await _loaded(client, endpoint)
+        loaded = loaded_model(await _running(client), endpoint.model)
     lags = sorted(watch.lags)
     return _Run(
         endpoint,
@@ -138,12 +138,24 @@ async def _experiment(url: str, settings: Settings, options: Options, progress: 
     )
 
 
-async def _loaded(client: Client, endpoint: Endpoint) -> Loaded | None:
-    """What Ollama has in memory of the model now; None also where it no longer answers, which the records tell."""
-    if endpoint.kind != "ollama":
+async def _find_endpoint(url: str, options: Options) -> Endpoint:
+    """Of Ollama's models, the one that is in memory: that is what its user waits for."""
+    endpoint = await detect(url, api_key=options.api_key, model=options.model)
+    if options.model is not None or endpoint.kind != "ollama":
+        return endpoint
+    async with connect(endpoint) as client:
+        names = loaded_names(await _running(client))
+    if not names or endpoint.model in names:
+        return endpoint
+    return await detect(url, api_key=options.api_key, model=names[0])
+
+
+async def _running(client: Client) -> Any:
+    """What Ollama has in memory now; None for another server, or one that no longer answers (the records tell)."""
+    if client.endpoint.kind != "ollama":
         return None
     try:
-        return loaded_model(await client.get("/api/ps"), endpoint.model)
+        return await client.get("/api/ps")
     except (aiohttp.ClientError, TimeoutError):
         return None
 

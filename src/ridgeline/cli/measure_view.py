@@ -37,9 +37,17 @@ def print_latency(latency: Latency, console: Console | None = None) -> None:
         ("slopes", latency.slopes),
         ("noticed", latency.causes),
         ("if the same bandwidth were reached", latency.counterfactuals),
-        ("notes", [f"limit: {latency.limit_reason}", *findings.notes]),
+        ("notes", [f"limit: {latency.limit_reason}", _client_line(latency), *findings.notes]),
     ):
         _print_list(console, title, lines)
+
+
+def _client_line(latency: Latency) -> str:
+    findings = latency.findings
+    return (
+        f"client: event loop late by {duration(findings.loop_lag_s)} at P99, round trip {duration(findings.rtt_s)}, "
+        f"cache {findings.cache}, tokens counted by {findings.token_source or 'nobody'}"
+    )
 
 
 def _print_table(console: Console, latency: Latency) -> None:
@@ -95,7 +103,7 @@ def _print_bars(
 
 
 def _print_server_times(console: Console, points: Sequence[Point]) -> None:
-    if not any(point.server_prefill_s or point.server_decode_s for point in points):
+    if all(point.server_prefill_s is point.server_decode_s is point.cached_tokens is None for point in points):
         return
     console.print("\n[bold]as the server tells it[/]")
     table = Table(

@@ -55,10 +55,14 @@ class Device:
     reason: str
 
 
+def loaded_names(running: Any) -> list[str]:
+    """The models in Ollama's memory, of /api/ps's answer."""
+    return [str(entry.get("name")) for entry in _entries(running)]
+
+
 def loaded_model(running: Any, model: str) -> Loaded | None:
     """Of /api/ps's answer; None when the model is not loaded, or it was no such answer."""
-    models = running.get("models") if isinstance(running, dict) else None
-    for entry in models or ():
+    for entry in _entries(running):
         if model in (entry.get("name"), entry.get("model")):
             context = entry.get("context_length")
             return Loaded(
@@ -68,6 +72,10 @@ def loaded_model(running: Any, model: str) -> Loaded | None:
                 expires_at=entry.get("expires_at"),
             )
     return None
+
+
+def _entries(running: Any) -> list[dict[str, Any]]:
+    return (running.get("models") if isinstance(running, dict) else None) or []
 
 
 def find_device(endpoint: Endpoint, loaded: Loaded | None, given: str | None, *, has_gpu: bool) -> Device:

@@ -101,7 +101,7 @@ class Experiment:
         self._tokens_per_word = 1.3
         self._sent = 0
         self._loaded_context = loaded_context
-        self._context = 0  # of Ollama, tokens
+        self._num_ctx: int | None = None
 
     @property
     def header_tokens(self) -> int:
@@ -117,8 +117,7 @@ class Experiment:
     async def run(self) -> None:
         """Raises ExecutionError when the server answers none of the first requests, with what it said."""
         self._limit_lengths()
-        needed = max((*self.settings.lengths, _SHORT_LEN)) + self.settings.output_len + _LINE_SLACK
-        self._context = max(min(needed, self.endpoint.context_len or needed), self._loaded_context or 0)
+        self._num_ctx = self._choose_num_ctx()
         await self._warm_up()
         self._keep_to_budget()
         self._announce(self.expected_s())
@@ -210,16 +209,17 @@ class Experiment:
 
     async def _ask(self, num_words: int, max_tokens: int) -> Record:
         request = unique_prompt.request(
-            self._rng, num_words, chat=self._chat, max_tokens=max_tokens, num_ctx=self._num_ctx()
+            self._rng, num_words, chat=self._chat, max_tokens=max_tokens, num_ctx=self._num_ctx
         )
         return await self._send(request)
 
-    def _num_ctx(self) -> int | None:
+    def _choose_num_ctx(self) -> int | None:
         """What Ollama needs for the longest request; one value for all, since another one reloads the model. A larger
         one that it has now is kept: what the user runs is what is measured."""
         if self.endpoint.kind != "ollama":
             return None
-        return self._context
+        needed = max((*self.settings.lengths, _SHORT_LEN)) + self.settings.output_len + _LINE_SLACK
+        return max(min(needed, self.endpoint.context_len or needed), self._loaded_context or 0)
 
     def _estimate(self, num_words: int) -> float:
         return (self.overhead_tokens or 0) + self._tokens_per_word * num_words

@@ -195,6 +195,9 @@ def _lag_reasons(done: list[Record], loop_lag_s: float | None) -> Iterator[str]:
 
 def _notes(experiment: Experiment, done: list[Record], loop_lag_s: float | None) -> Iterator[str]:
     yield from experiment.skipped.values()
+    repeats, enough = len(experiment.repeats.records), metrics.samples_needed(0.9)
+    if 0 < repeats < enough:
+        yield f"a P90 of {repeats} repeats is a rough one: {enough} make it firm"
     if loop_lag_s is not None and loop_lag_s > MAX_LOOP_LAG_S:
         lag = format_duration(loop_lag_s)
         yield f"the client's event loop was up to {lag} late (P99): does it share its cores with the server?"
