@@ -13,7 +13,7 @@ EOS = frozenset({7})
 def running(prompt: list[int], *, pages: list[int], output: list[int] | None = None, **params: Any) -> Request:
     request = make_request(prompt, Client(), **params)
     request.pages, request.output_ids = pages, output or []
-    request.sampler_slot = 3
+    request.sampler_slot, request.max_tokens = 3, 8  # as the engine sets them
     return request
 
 
