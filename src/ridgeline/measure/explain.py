@@ -31,6 +31,10 @@ def tokens_per_s(seconds: float) -> str:
     return f"{rate:,.0f} tokens/s" if rate >= 10 else f"{rate:,.1f} tokens/s"
 
 
+def gb_per_s(bandwidth: float) -> str:
+    return f"{bandwidth / 1e9:,.{0 if bandwidth >= 1e10 else 1}f} GB/s"
+
+
 def bits_per_weight(roofline: Roofline) -> float:
     return 8 * roofline.facts.weight_bytes(roofline.dtype) / roofline.facts.parameters
 
@@ -62,7 +66,7 @@ def why_gap(roofline: Roofline, context: int, tpot_s: float, server_tpot_s: floa
     else:
         bandwidth = step.bytes_read / limit
         parts = (
-            f"reading the weights takes {format_duration(weights)} of it at {bandwidth / 1e9:,.0f} GB/s and the KV "
+            f"reading the weights takes {format_duration(weights)} of it at {gb_per_s(bandwidth)} and the KV "
             f"cache of {context:,} tokens {format_duration(limit - weights)}"
         )
     if tpot_s <= limit:
@@ -195,5 +199,5 @@ def binds(roofline: Roofline, context: int) -> str:
     bandwidth = roofline.hardware.bandwidth_for(step.bytes_read) or 0.0
     return (
         f"Memory bandwidth binds: every token reads {step.bytes_read / 1e9:,.3g} GB, and {device_label(roofline)} "
-        f"reads {bandwidth / 1e9:,.0f} GB/s."
+        f"reads {gb_per_s(bandwidth)}."
     )
