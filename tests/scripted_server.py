@@ -70,15 +70,26 @@ class ByteTokenizer:
 
 
 class BracketTemplate:
-    """`[role]content` for each message."""
+    """`[role]content` for each message, and its tool calls."""
+
+    takes_tools = True
 
     def encode(
         self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True, extra: Any = None
     ) -> list[int]:
         if any("{{" in message["content"] for message in messages):
             raise RequestError("the chat template failed: unexpected {{", param="messages")
-        text = (extra or {}).get("preamble", "") + "".join(f"[{m['role']}]{m['content']}" for m in messages)
+        shown = [f"[{m['role']}]{m['content']}{_shown_tools(m)}" for m in messages]
+        text = (extra or {}).get("preamble", "") + "".join(shown)
         return ByteTokenizer().encode(text, bos=True)
+
+
+def _shown_tools(message: dict[str, Any]) -> str:
+    calls = [
+        f"{call['id']}:{call['function']['name']}{call['function']['arguments']}"
+        for call in message.get("tool_calls", [])
+    ]
+    return "".join([*calls, message.get("tool_call_id", "")])
 
 
 class Gate:

@@ -169,3 +169,11 @@ def test_a_static_batch_waits_for_its_time(tiny_model):
     options = {"scheduler": "static", "static_wait_s": 0.01, "kv_memory": 500_000, **QUICK_OPTIONS}
     with LLM(tiny_model, **options) as llm:
         assert len(llm.generate("the", GREEDY)[0].token_ids) == 8
+
+
+def test_a_refused_prompt_of_a_list_is_named(llm):
+    with pytest.raises(RequestError, match=r"prompt\[1\]: the prompt holds token id -1") as caught:
+        llm.generate([[5, 6], [-1]], GREEDY)
+    assert caught.value.param == "prompt[1]"
+    with pytest.raises(RequestError, match=r"^the prompt is empty"):
+        llm.generate([[]], GREEDY)

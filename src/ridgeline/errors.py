@@ -51,6 +51,13 @@ class RequestError(RidgelineError):
         self.param = param
         self.status = status
 
+    def of_entry(self, index: int) -> RequestError:
+        """The same refusal, of one entry of a list of prompts: what was wrong with `prompt` is with `prompt[index]`."""
+        if self.param == "prompt":
+            self.param = f"prompt[{index}]"
+            self.message = f"{self.param}: {self.message}"
+        return self
+
 
 class CapacityError(RequestError):
     """A request that can never fit in this server's context or KV memory."""

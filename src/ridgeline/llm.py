@@ -209,8 +209,13 @@ class LLM:
     def _run(self, prompts: list[list[int]], params: list[SamplingParams | None]) -> list[Completion]:
         generations: list[Generation] = []
         try:
-            for prompt, own_params in zip(prompts, params, strict=True):
-                generations.append(self.submit(prompt, own_params))
+            for index, pair in enumerate(zip(prompts, params, strict=True)):
+                try:
+                    generations.append(self.submit(*pair))
+                except RequestError as error:
+                    if len(prompts) > 1:
+                        raise error.of_entry(index) from None
+                    raise
             return [self.wait(generation) for generation in generations]
         finally:
             self._abort(generations)

@@ -8,7 +8,8 @@ import pytest
 
 from quick import QUICK
 from ridgeline import SamplingParams
-from ridgeline.cli import main
+from ridgeline.cli import batch, main
+from ridgeline.server.fields import CHAT, COMPLETION, SAMPLING
 
 GREEDY = ["--temperature", "0", "--max-tokens", "6", "--ignore-eos"]
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -109,14 +110,65 @@ def test_batch_file(tiny_model, llm, batch_file, tmp_path, capsys):
     assert [result["custom_id"] for result in envelopes] == ["a", "b", "c"]
     body = envelopes[0]["response"]["body"]
     assert body["object"] == "chat.completion"
-    assert body["choices"][0]["message"] == {"role": "assistant", "content": in_chat.text}
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": in_chat.text, "refusal": None}
     assert body["usage"]["completion_tokens"] == 6
     num_prompt = body["usage"]["prompt_tokens"]
-    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": (num_prompt - 1) // 16 * 16}, "llm had it before"
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == (num_prompt - 1) // 16 * 16, "llm had it before"
     openai_default = dataclasses.replace(PARAMS, max_tokens=16)
     assert envelopes[1]["response"]["body"]["choices"][0]["text"] == llm.generate(PROMPT, openai_default)[0].text
     assert envelopes[2]["response"] is None
     assert envelopes[2]["error"]["message"] == "n is 2; in this file it can only be 1"
+
+
+def run_lines(tiny_model, tmp_path, capsys, *lines):
+    """The answers to a batch file of these lines."""
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["generate", tiny_model, "--batch-file", str(path), *QUICK]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_an_envelope_answers_with_the_logprobs_it_asks_for(tiny_model, llm, tmp_path, capsys):
+    common = {"temperature": 0, "max_tokens": 3, "ignore_eos": True}
+    chat = {"messages": [{"role": "user", "content": PROMPT}], "logprobs": True, "top_logprobs": 2, **common}
+    raw = {"prompt": PROMPT, "logprobs": 2, **common}
+    answers = run_lines(tiny_model, tmp_path, capsys, {"custom_id": "a", "body": chat}, {"custom_id": "b", "body": raw})
+    in_chat, in_completion = (answer["response"]["body"]["choices"][0]["logprobs"] for answer in answers)
+    params = dataclasses.replace(PARAMS, max_tokens=3, logprobs=2)
+    [expected] = llm.generate(chat_ids(llm, PROMPT), params)
+    assert [token["logprob"] for token in in_chat["content"]] == [token.logprob for token in expected.logprobs]
+    assert [len(token["top_logprobs"]) for token in in_chat["content"]] == [2, 2, 2]
+    [expected] = llm.generate(PROMPT, params)
+    assert in_completion["token_logprobs"] == [token.logprob for token in expected.logprobs]
+    assert answers[0]["response"]["body"]["id"].startswith("chatcmpl-")
+
+
+MESSAGES = [{"role": "user", "content": PROMPT}]
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ({"custom_id": "a", "body": {"messages": MESSAGES, "top_logprobs": 2}}, "top_logprobs needs logprobs"),
+        ({"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs needs logprobs"),
+        ({"messages": MESSAGES, "max_tokens": 5, "max_completion_tokens": 6}, "but max_completion_tokens is 6"),
+        ({"custom_id": "a", "url": "/v1/embeddings", "body": {"prompt": PROMPT}}, "line 1: url is '/v1/embeddings'"),
+        ({"custom_id": "a", "url": "/v1/completions", "body": {"messages": MESSAGES}}, "line 1: url is"),
+        ({"custom_id": "a", "method": "GET", "body": {"prompt": PROMPT}}, "line 1: method is 'GET'"),
+        ({"body": {"prompt": PROMPT}}, "line 1: custom_id is None"),
+        ({"custom_id": "a", "priority": 1, "body": {"prompt": PROMPT}}, "no field 'priority' in a batch request"),
+        ({"prompt": PROMPT, "prompt_cache_retention": "24h"}, "prompt_cache_retention is '24h'"),
+        ({"messages": [{"role": "tool", "content": "4", "tool_call_id": "c"}]}, "messages[0].role needs"),
+    ],
+)
+def test_nothing_in_a_line_is_ignored(tiny_model, tmp_path, capsys, line, word):
+    [answer] = run_lines(tiny_model, tmp_path, capsys, line)
+    assert word in answer["error"]["message"]
+
+
+def test_every_field_of_the_server_is_honoured_or_refused_in_a_file():
+    read = {"model", "messages", "prompt", "chat_template_kwargs", "max_completion_tokens", "logprobs", "top_logprobs"}
+    assert {*CHAT.honoured, *COMPLETION.honoured} == {*SAMPLING, *batch.NEUTRAL, *read}
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,10 @@ class TestRendering:
         assert template.render(user(""), tools=TOOLS) == "tools: 1"
         assert template.render(user(""), tools=[], extra={"messages": "mine"}) == ""
 
+    def test_knows_whether_it_shows_tool_calls(self, bundled, tokenizer):
+        assert chat("{{ messages[0].tool_calls | tojson }}", tokenizer).takes_tools
+        assert not bundled.takes_tools
+
 
 class TestControlText:
     def test_a_conversation_inside_a_message_stays_text(self, bundled, tokenizer):

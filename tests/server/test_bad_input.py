@@ -15,6 +15,27 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 NAN, INFINITY = float("nan"), float("inf")
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
 
+
+def called(**changes: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": "{}"}} | changes]}
+
+
+# message, the place of it that is at fault
+TOOLS: list[tuple[dict[str, Any], str]] = [
+    ({"role": "assistant", "tool_calls": {"id": "c1"}}, "tool_calls"),
+    (called() | {"role": "user", "content": "x"}, "tool_calls"),
+    (called(id=None), "tool_calls[0].id"),
+    (called(type="custom"), "tool_calls[0].type"),
+    (called(index=0), "tool_calls[0].index"),
+    (called(function=None), "tool_calls[0].function"),
+    (called(function={"arguments": "{}"}), "tool_calls[0].function.name"),
+    (called(function={"name": "f", "arguments": {}}), "tool_calls[0].function.arguments"),
+    (called(function={"name": "f", "arguments": "{"}), "tool_calls[0].function.arguments"),
+    (called(function={"name": "f", "arguments": "[]"}), "tool_calls[0].function.arguments"),
+    ({"role": "tool", "content": "4"}, "tool_call_id"),
+    ({"role": "user", "content": "4", "tool_call_id": "c1"}, "tool_call_id"),
+]
+
 # path, body, param, extra keys of the error
 BAD: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     (CHAT, chat("x" * 600), "messages", {"code": "context_length_exceeded", "context_len": CONTEXT_LEN}),
@@ -27,7 +48,9 @@ BAD: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     (COMPLETIONS, completion(""), "prompt", {}),
     (COMPLETIONS, completion([]), "prompt", {}),
     (COMPLETIONS, completion([[]]), "prompt", {}),
-    (COMPLETIONS, completion(["a", ""]), "prompt", {}),
+    (COMPLETIONS, completion(["a", ""]), "prompt[1]", {}),
+    (COMPLETIONS, completion([[5], [VOCAB_SIZE]]), "prompt[1]", {"token_id": VOCAB_SIZE, "position": 0}),
+    (COMPLETIONS, completion(["a", "x" * 600]), "prompt[1]", {"code": "context_length_exceeded"}),
     (COMPLETIONS, completion(["a", 1]), "prompt[0]", {}),
     (COMPLETIONS, completion([1, True]), "prompt[1]", {}),
     (COMPLETIONS, completion(7), "prompt", {}),
@@ -79,6 +102,7 @@ BAD: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     (CHAT, {"model": "scripted", "messages": [{"role": "user"}]}, "messages[0].content", {}),
     (CHAT, {"model": "scripted", "messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0].type", {}),
     (CHAT, {"model": "scripted", "messages": [{"role": "user", "content": "x", "nam": "A"}]}, "messages[0].nam", {}),
+    *((CHAT, {"model": "scripted", "messages": [message]}, f"messages[0].{place}", {}) for message, place in TOOLS),
     (CHAT, chat("{{ broken"), "messages", {}),
     (CHAT, chat("x", tempreature=1), "tempreature", {"code": "unknown_parameter"}),
     (CHAT, chat("x", tools=[{"type": "function"}]), "tools", {"code": "unsupported_parameter"}),

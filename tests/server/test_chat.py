@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from scripted_server import CONTEXT_LEN, LiveServer, chat, events_of
+from scripted_server import CONTEXT_LEN, BracketTemplate, LiveServer, chat, events_of
 
 PATH = "/v1/chat/completions"
 
@@ -151,6 +151,30 @@ def test_messages_reach_the_template_in_plain_form(server: LiveServer) -> None:
     ]
     assert bytes(tokens[1:]) == b"<<[system]Be brief.[assistant][user]say:ok"
     assert answer["usage"]["prompt_tokens"] == len(tokens)
+
+
+HISTORY_WITH_TOOLS = [
+    {"role": "user", "content": "2+2?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": [2, 2]}'}}],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "4"},
+]
+
+
+def test_tool_calls_of_a_history_reach_the_template_with_arguments_as_objects(server: LiveServer) -> None:
+    tokens = server.post("/tokenize", {"messages": HISTORY_WITH_TOOLS}).json()["tokens"]
+    assert bytes(tokens[1:]) == b"[user]2+2?[assistant]c1:add{'a': [2, 2]}[tool]4c1"
+
+
+def test_a_template_without_tool_calls_gets_none(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BracketTemplate, "takes_tools", False)
+    server = start()
+    for messages, place in ((HISTORY_WITH_TOOLS, "[1].tool_calls"), (HISTORY_WITH_TOOLS[2:], "[0].role")):
+        error = server.post(PATH, {"model": "scripted", "messages": messages}).json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_parameter", f"messages{place}")
 
 
 def test_answer_names_request_and_model(start: Any) -> None:

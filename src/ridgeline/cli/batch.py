@@ -2,8 +2,9 @@
 
 A line is the body of a chat or completions request (`{"prompt": "...", "max_tokens": 20}`, `{"messages": [...]}`), or
 such a body inside OpenAI's batch envelope (`{"custom_id": ..., "url": ..., "body": {...}}`). Fields are checked by the
-server's own tables, so a line means what it would mean over HTTP. Two things differ for a bare body: its prompt goes
-through the chat template unless `--raw`, and where it says nothing, the command line's flags and defaults hold.
+server's own tables, so a line means what it would mean over HTTP, and an envelope's answer has the server's shape.
+Two things differ for a bare body: its prompt goes through the chat template unless `--raw`, and where it says nothing,
+the command line's flags and defaults hold.
 
 A line that cannot be honoured yields an error object in its place; the others are not touched.
 """
@@ -14,20 +15,26 @@ import contextlib
 import dataclasses
 import json
 import sys
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
 from ridgeline.engine.request import SamplingParams
-from ridgeline.errors import ConfigError, RequestError, RidgelineError
-from ridgeline.llm import LLM, Completion, Generation
-from ridgeline.server.fields import CHAT, COMPLETION, SAMPLING
+from ridgeline.errors import ConfigError, RequestError, RidgelineError, shown
+from ridgeline.llm import LLM, Generation
+from ridgeline.server.checks import known_fields
+from ridgeline.server.fields import CHAT, COMPLETION, SAMPLING, chat_limit, chat_logprobs
+from ridgeline.server.formats import ChatFormat, CompletionFormat, merged
 from ridgeline.server.messages import plain_messages
+from ridgeline.server.shapes import PromptTokensDetails, Reply, Usage
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default of /v1/completions
 # What the server honours and a file of answers, one per line, cannot.
-_NEUTRAL = {
+NEUTRAL = {
     "n": 1,
     "stream": False,
     "stream_options": None,
@@ -37,7 +44,9 @@ _NEUTRAL = {
     "explain_cache": False,
     "cache_salt": None,  # a file is one caller's, and the cache ends with it
     "cache_ttl": None,
+    "prompt_cache_retention": None,
 }
+_URLS = {True: "/v1/chat/completions", False: "/v1/completions"}  # of a chat?
 
 
 @dataclasses.dataclass
@@ -108,11 +117,23 @@ def _read_body(entry: Entry, index: int, line: str) -> dict[str, Any]:
         raise RequestError(f"line {index + 1} is no JSON: {error}", code="invalid_json") from None
     if isinstance(value, dict) and "body" in value:
         entry.is_enveloped, entry.place = True, {"custom_id": value.get("custom_id")}
-        value = value["body"]
+        envelope, value = value, value["body"]
     if not isinstance(value, dict):
         raise RequestError(f"line {index + 1} holds no request object", code="invalid_json")
     entry.is_chat = "messages" in value
+    if entry.is_enveloped:
+        _check_envelope(f"line {index + 1}", envelope, entry.is_chat)
     return value
+
+
+def _check_envelope(line: str, envelope: dict[str, Any], is_chat: bool) -> None:
+    known_fields(line, envelope, ["custom_id", "method", "url", "body"], "a batch request")
+    if not isinstance(envelope.get("custom_id"), str):
+        raise RequestError(f"{line}: custom_id is {shown(envelope.get('custom_id'))}, not a string", param="custom_id")
+    for name, expected in (("method", "POST"), ("url", _URLS[is_chat])):
+        if envelope.get(name, expected) != expected:
+            problem = f"{line}: {name} is {shown(envelope[name])}, where its body needs {expected!r}"
+            raise RequestError(problem, param=name)
 
 
 def _result(llm: LLM, entry: Entry) -> dict[str, Any]:
@@ -126,8 +147,8 @@ def _result(llm: LLM, entry: Entry) -> dict[str, Any]:
         return {**entry.place, "response": None, **failure} if entry.is_enveloped else {**entry.place, **failure}
     if not entry.is_enveloped:
         return {**entry.place, **dataclasses.asdict(completion)}
-    body = _openai_body(llm.runtime.name, entry.is_chat, completion)
-    return {**entry.place, "response": {"status_code": 200, "body": body}, "error": None}
+    reply = msgspec.to_builtins(_reply(llm, entry.is_chat, entry.outcome))
+    return {**entry.place, "response": {"status_code": 200, "body": reply}, "error": None}
 
 
 def _prompt_and_params(
@@ -135,7 +156,7 @@ def _prompt_and_params(
 ) -> tuple[Sequence[int], SamplingParams]:
     table = CHAT if entry.is_chat else COMPLETION
     fields = table.parse({"model": llm.runtime.name, **body})
-    for name, neutral in {**_NEUTRAL, "model": llm.runtime.name}.items():
+    for name, neutral in {**NEUTRAL, "model": llm.runtime.name}.items():
         if fields.get(name, neutral) != neutral:
             raise RequestError(f"{name} is {fields[name]!r}; in this file it can only be {neutral!r}", param=name)
     given = {SAMPLING[name]: value for name, value in fields.items() if name in SAMPLING}
@@ -143,11 +164,14 @@ def _prompt_and_params(
         defaults = SamplingParams(**llm.runtime.generation_defaults)
     given["starts_text"] = entry.is_chat or not (raw or entry.is_enveloped)
     if entry.is_chat:
-        if "max_completion_tokens" in fields:
-            given["max_tokens"] = fields["max_completion_tokens"]
-        if fields.get("logprobs"):
-            given["logprobs"] = fields.get("top_logprobs", 0)
-        prompt_ids = llm.render(plain_messages(fields["messages"]), extra=fields.get("chat_template_kwargs"))
+        _, max_tokens = chat_limit(fields)
+        if max_tokens is not None:
+            given["max_tokens"] = max_tokens
+        if "logprobs" in fields or "top_logprobs" in fields:
+            given["logprobs"] = chat_logprobs(fields)
+        template = llm.runtime.chat_template
+        messages = plain_messages(fields["messages"], takes_tools=template is not None and template.takes_tools)
+        prompt_ids = llm.render(messages, extra=fields.get("chat_template_kwargs"))
     else:
         if "logprobs" in fields:
             given["logprobs"] = fields["logprobs"]
@@ -166,21 +190,25 @@ def _prompt_ids(llm: LLM, prompts: list[Any], raw: bool) -> list[int]:
     return llm.render([{"role": "user", "content": prompt}])
 
 
-def _openai_body(model: str, is_chat: bool, completion: Completion) -> dict[str, Any]:
-    choice: dict[str, Any] = {"index": 0, "finish_reason": completion.finish_reason, "logprobs": None}
-    if is_chat:
-        choice["message"] = {"role": "assistant", "content": completion.text}
-    else:
-        choice["text"] = completion.text
-    num_prompt, num_output = completion.num_prompt_tokens, len(completion.token_ids)
-    return {
-        "object": "chat.completion" if is_chat else "text_completion",
-        "model": model,
-        "choices": [choice],
-        "usage": {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_output,
-            "total_tokens": num_prompt + num_output,
-            "prompt_tokens_details": {"cached_tokens": completion.num_cached_tokens},
-        },
-    }
+def _reply(llm: LLM, is_chat: bool, generation: Generation) -> Reply:
+    """A finished generation in the shape that the server would have answered in."""
+    params, delta = generation.request.params, merged(generation.deltas)
+    metrics = delta.metrics
+    assert metrics is not None, "only the last delta of a finished request ends it"
+    speller = None if params.logprobs is None else llm.runtime.tokenizer
+    format = (
+        ChatFormat(speller=speller)
+        if is_chat
+        else CompletionFormat(1, None, speller=speller, spells_control=not params.skip_special_tokens)
+    )
+    details = PromptTokensDetails()
+    details.add(metrics)
+    num_prompt, num_output = metrics.num_prompt_tokens, metrics.num_output_tokens
+    return Reply(
+        id=format.id_prefix + generation.request.id,
+        object=format.object,
+        created=int(time.time()),
+        model=llm.runtime.name,
+        choices=[format.whole(0, delta)],
+        usage=Usage(num_prompt, num_output, num_prompt + num_output, details),
+    )

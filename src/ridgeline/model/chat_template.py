@@ -80,6 +80,7 @@ class ChatTemplate:
     def __init__(self, templates: Mapping[str, str], tokenizer: Tokenizer, *, source: str) -> None:
         self._tokenizer = tokenizer
         self._environments = {name: _environment(template, source) for name, template in templates.items()}
+        self.takes_tools = "tool_calls" in templates[DEFAULT]  # shows a history's calls, and what they returned
 
     def encode(
         self,

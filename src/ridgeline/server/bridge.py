@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable
 
 from ridgeline.engine.loop import Engine
 from ridgeline.engine.request import Delta, FinishReason, Request, SamplingParams, Sink
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.server.cache import CacheOptions
 from ridgeline.server.errors import shutting_down, timed_out
 
@@ -131,7 +131,12 @@ class Generation:
                 cache_memory_only=work.cache.memory_only,
                 explain_cache=work.cache.explain,
             )
-            self._bridge.engine.submit(request)
+            try:
+                self._bridge.engine.submit(request)
+            except RequestError as error:
+                if len(work.prompts) > 1:
+                    raise error.of_entry(index // work.n) from None
+                raise
             self._running.add(index)
 
     async def batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:

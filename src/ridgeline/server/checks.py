@@ -59,6 +59,15 @@ def mapping(param: str, value: Any) -> dict[str, Any]:
     return value
 
 
+def known_fields(param: str, given: dict[str, Any], known: list[str], where: str) -> None:
+    """Refuses a field of the object at `param` that `where` does not have."""
+    for name in given:
+        if name not in known:
+            hint = nearest(name, known)
+            problem = f"there is no field {name!r} in {where}"
+            raise RequestError(problem, code="unknown_parameter", param=f"{param}.{name}", hint=hint)
+
+
 def template_variables(param: str, value: Any) -> dict[str, Any]:
     """Further variables of a chat template, under names that the request has no field for."""
     for name in ("messages", "tools", "add_generation_prompt"):
@@ -69,12 +78,8 @@ def template_variables(param: str, value: Any) -> dict[str, Any]:
 
 def stream_options(param: str, value: Any) -> dict[str, Any]:
     options = mapping(param, value)
+    known_fields(param, options, ["include_usage", "continuous_usage_stats"], param)
     for name, option in options.items():
-        if name not in ("include_usage", "continuous_usage_stats"):
-            hint = nearest(name, ["include_usage", "continuous_usage_stats"])
-            raise RequestError(
-                f"there is no field {name!r} in {param}", code="unknown_parameter", param=f"{param}.{name}", hint=hint
-            )
         boolean(f"{param}.{name}", False if option is None else option)
     return options
 

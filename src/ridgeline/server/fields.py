@@ -24,6 +24,7 @@ from ridgeline.server.checks import (
     integer,
     one_of,
     prompts,
+    refusal,
     salt,
     seconds,
     stops,
@@ -183,6 +184,22 @@ CHAT = Table(
         "documents": NotImplementedField(([],), "put the documents in the messages"),
     },
 )
+
+
+def chat_limit(fields: Mapping[str, Any]) -> tuple[str, int | None]:
+    """The name that a parsed chat request gave its limit of output tokens, and the limit; None: it gave none."""
+    new, old = fields.get("max_completion_tokens"), fields.get("max_tokens")
+    if new is not None and old is not None and new != old:
+        raise refusal("max_tokens", f"is {old}, but max_completion_tokens is {new}", hint="give one of them")
+    return ("max_tokens", old) if new is None else ("max_completion_tokens", new)
+
+
+def chat_logprobs(fields: Mapping[str, Any]) -> int | None:
+    """How many alternatives per token a parsed chat request wants; None: no log-probabilities."""
+    if fields.get("top_logprobs") and not fields.get("logprobs"):
+        raise refusal("top_logprobs", "needs logprobs: true")
+    return fields.get("top_logprobs", 0) if fields.get("logprobs") else None
+
 
 COMPLETION = Table(
     honoured={**_COMMON, "prompt": prompts, "echo": boolean, "logprobs": integer(0, 5)},

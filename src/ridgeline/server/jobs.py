@@ -19,7 +19,7 @@ from ridgeline.server.bridge import Work
 from ridgeline.server.cache import cache_options
 from ridgeline.server.checks import refusal
 from ridgeline.server.errors import renamed
-from ridgeline.server.fields import CHAT, COMPLETION, SAMPLING
+from ridgeline.server.fields import CHAT, COMPLETION, SAMPLING, chat_limit, chat_logprobs
 from ridgeline.server.formats import ChatFormat, CompletionFormat, Format
 from ridgeline.server.logprobs import Echo
 from ridgeline.server.messages import plain_messages
@@ -58,11 +58,9 @@ Prepare = Callable[[ServerState, Envelope], Job]
 def prepare_chat(state: ServerState, envelope: Envelope) -> Job:
     fields = CHAT.parse(parse_object(envelope.body))
     served = state.require_model(fields["model"])
-    limit_name, max_tokens = _chat_limit(fields)
+    limit_name, max_tokens = chat_limit(fields)
     names = {"prompt": "messages", "max_tokens": limit_name, "logprobs": "top_logprobs"}
-    if fields.get("top_logprobs") and not fields.get("logprobs"):
-        raise refusal("top_logprobs", "needs logprobs: true")
-    logprobs = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
+    logprobs = chat_logprobs(fields)
     params = _sampling(served.runtime, fields, names, max_tokens=max_tokens, logprobs=logprobs, starts_text=True)
     prompt_ids = chat_prompt(served.runtime, fields)
     chat = ChatFormat(speller=None if logprobs is None else served.runtime.tokenizer)
@@ -73,7 +71,8 @@ def prepare_completion(state: ServerState, envelope: Envelope) -> Job:
     fields = COMPLETION.parse(parse_object(envelope.body))
     served = state.require_model(fields["model"])
     runtime = served.runtime
-    prompts = [raw_prompt(runtime, prompt) for prompt in fields["prompt"]]
+    places = ["prompt"] if len(fields["prompt"]) == 1 else [f"prompt[{i}]" for i in range(len(fields["prompt"]))]
+    prompts = [raw_prompt(runtime, *pair) for pair in zip(places, fields["prompt"], strict=True)]
     echo, logprobs = fields.get("echo", False), fields.get("logprobs")
     longest = max(len(prompt) for prompt in prompts)
     room = max(1, runtime.context_len - longest)
@@ -98,21 +97,23 @@ def chat_prompt(runtime: ModelRuntime, fields: Mapping[str, Any]) -> list[int]:
         hint = "send a prompt to /v1/completions"
         raise refusal("messages", f"cannot be used: {runtime.name} has no chat template", hint=hint)
     return runtime.chat_template.encode(
-        plain_messages(fields["messages"]),
+        plain_messages(fields["messages"], takes_tools=runtime.chat_template.takes_tools),
         add_generation_prompt=fields.get("add_generation_prompt", True),
         extra=fields.get("chat_template_kwargs"),
     )
 
 
-def raw_prompt(runtime: ModelRuntime, prompt: str | list[int], *, add_special_tokens: bool = True) -> list[int]:
+def raw_prompt(
+    runtime: ModelRuntime, param: str, prompt: str | list[int], *, add_special_tokens: bool = True
+) -> list[int]:
     """The token ids of a raw prompt. Text that spells a control token becomes that token."""
     if not prompt:
-        raise refusal("prompt", "is empty", hint="give at least one token")
+        raise refusal(param, "is empty", hint="give at least one token")
     if isinstance(prompt, list):
-        check_token_ids("prompt", prompt, runtime)
+        check_token_ids(param, prompt, runtime)
         return prompt
     if runtime.tokenizer is None:
-        raise refusal("prompt", f"is text, but {runtime.name} has no tokenizer", hint="send a list of token ids")
+        raise refusal(param, f"is text, but {runtime.name} has no tokenizer", hint="send a list of token ids")
     return runtime.tokenizer.encode(prompt, control=True, bos=add_special_tokens)
 
 
@@ -122,13 +123,6 @@ def check_token_ids(param: str, ids: list[int], runtime: ModelRuntime) -> None:
         if not 0 <= token_id < vocab_size:
             problem = f"holds token id {token_id} at position {position}; this model's ids are 0 to {vocab_size - 1}"
             raise refusal(param, problem, token_id=token_id, position=position, vocab_size=vocab_size)
-
-
-def _chat_limit(fields: Mapping[str, Any]) -> tuple[str, int | None]:
-    new, old = fields.get("max_completion_tokens"), fields.get("max_tokens")
-    if new is not None and old is not None and new != old:
-        raise refusal("max_tokens", f"is {old}, but max_completion_tokens is {new}", hint="give one of them")
-    return ("max_tokens", old) if new is None else ("max_completion_tokens", new)
 
 
 def _sampling(

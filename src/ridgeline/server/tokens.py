@@ -22,7 +22,7 @@ def tokenize(state: ServerState, body: bytes) -> dict[str, Any]:
         tokens = chat_prompt(runtime, fields)
     else:
         add_special_tokens = fields.get("add_special_tokens", True)
-        tokens = raw_prompt(runtime, fields["prompt"], add_special_tokens=add_special_tokens)
+        tokens = raw_prompt(runtime, "prompt", fields["prompt"], add_special_tokens=add_special_tokens)
     answer = {"count": len(tokens), "max_model_len": runtime.context_len, "tokens": tokens}
     if fields.get("return_token_strs", False):
         tokenizer = _tokenizer(runtime.tokenizer, "return_token_strs")
