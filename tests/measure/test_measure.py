@@ -9,7 +9,7 @@ import pytest
 from checkpoints import make_hf
 from fakes_endpoint import FakeEndpoint
 from ridgeline.cli import main
-from ridgeline.cli.measure_run import looks_like_url
+from ridgeline.cli.measure_run import Options, looks_like_url, served
 from ridgeline.cost.hardware import find_device
 from ridgeline.measure.local_servers import ollama_url
 from scripted_latency import ScriptedServer, endpoint, patch_command_line, tpot_s
@@ -169,7 +169,10 @@ def test_targets(monkeypatch, tmp_path):
     assert all(map(looks_like_url, ["http://a", "localhost:80", "127.0.0.1:8000/v1", "[::1]:8000"]))
     assert not any(map(looks_like_url, ["smollm2-135m", "ollama:qwen3:8b", str(tmp_path), "org/model"]))
     monkeypatch.delenv("OLLAMA_HOST", raising=False)
-    assert ollama_url() == "http://127.0.0.1:11434"
+    with served("ollama:qwen3:8b", Options()) as (url, options):
+        assert (url, options.model) == ("http://127.0.0.1:11434", "qwen3:8b")
+    with served("localhost:80", Options(model="m")) as (url, options):
+        assert (url, options.model) == ("localhost:80", "m")
     for host, url in {
         "0.0.0.0": "http://127.0.0.1:11434",
         "box:1234": "http://box:1234",

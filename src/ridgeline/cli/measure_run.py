@@ -32,6 +32,7 @@ from ridgeline.measure.load import Watch
 from ridgeline.measure.local_servers import ollama_url
 from ridgeline.measure.metrics import percentile
 from ridgeline.measure.start import running_server
+from ridgeline.measure.validity import LEAST_BEATS
 from ridgeline.quant.formats import kv_format, weight_format
 from ridgeline.units import format_duration
 
@@ -131,7 +132,7 @@ async def _experiment(url: str, settings: Settings, options: Options, progress: 
     return _Run(
         endpoint,
         experiment,
-        loop_lag_s=percentile(lags, 0.99) if lags else None,
+        loop_lag_s=percentile(lags, 0.99) if len(lags) >= LEAST_BEATS else None,
         loaded=loaded,
         together=together,
         duration_s=time.monotonic() - start,
