@@ -1,4 +1,4 @@
-"""A real llama.cpp server on a tiny GGUF file, where one is installed (`llama-server` on the PATH: the extra `peers`)."""
+"""A real llama.cpp server on a tiny GGUF file, where `llama-server` is installed (the extra `peers`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 

@@ -10,8 +10,9 @@ import typer
 
 from ridgeline.cli.measure import ApiKey, DeviceName, Dtype, KvDtype, ModelName, Spec, Timeout
 from ridgeline.cli.options import Json
-from ridgeline.cli.output import print_json
 from ridgeline.errors import ConfigError
+from ridgeline.measure.point import Load
+from ridgeline.measure.workloads import NAMES, Session, Workload, load_trace
 from ridgeline.units import parse_duration, parse_tokens
 
 Arrivals = Literal["poisson", "gamma", "constant"]
@@ -33,19 +34,19 @@ def bench(
     concurrency: _option(str | None, "--concurrency", "Closed loop: so many at once; 1,4,16.", "N,...") = None,
     rate: _option(str | None, "--rate", "Open loop: requests per second.", "R,...") = None,
     trace: _option(Path | None, "--trace", "Replay JSON lines, as Mooncake's traces.", "FILE") = None,
-    time_scale: _option(float, "--time-scale", "Times of the trace, multiplied.", min=1e-6) = 1.0,
-    arrivals: _option(Arrivals, "--arrivals", "Gaps between requests at --rate.") = "poisson",
-    burstiness: _option(float, "--burstiness", "Of gamma: below 1 in bursts, above 1 evenly.", min=0.01) = 1.0,
+    time_scale: _option(float | None, "--time-scale", "Times of the trace, multiplied.", min=1e-6) = None,
+    arrivals: _option(Arrivals | None, "--arrivals", "Gaps between requests at --rate; poisson.") = None,
+    burstiness: _option(float | None, "--burstiness", "Of gamma: below 1 in bursts, above evenly.", min=0.01) = None,
     barrier: _option(bool, "--barrier", "Send --concurrency together, wait for all, repeat.") = False,
     schedulers: _option(str | None, "--schedulers", "MODEL only: one server each.", "static,continuous") = None,
     num_requests: _option(int | None, "--requests", "Per point; 8 per worker, at least 32.", min=1) = None,
     duration: _option(str | None, "--duration", "Per point, as in 30s.", "TIME") = None,
     seed: _option(int, "--seed", "Of lengths and arrivals; texts are new each time.") = 0,
-    workload: _work(str, "--workload", "fixed, uniform, lognormal, uneven, natural, shared-prefix, chat.", "NAME") = "",
+    workload: _work(str | None, "--workload", "One of " + ", ".join(NAMES) + "; fixed.", "NAME") = None,
     input_len: _work(str, "--input", "Prompt, on average.", "TOKENS") = "512",
-    output_len: _work(str, "--output", "Answer, on average.", "TOKENS") = "128",
-    shared: _work(float, "--shared-prefix", "Share of the input, of shared-prefix.") = 0.5,
-    turns: _work(int, "--turns", "Of a chat.", min=1) = 4,
+    output_len: _work(str | None, "--output", "Answer, on average; 128.", "TOKENS") = None,
+    shared: _work(float | None, "--shared-prefix", "Share of the input that all have in common; 0.5.") = None,
+    turns: _work(int | None, "--turns", "Of a chat; 4.", min=1) = None,
     api: _work(Api, "--api", "auto: raw prompts where the server takes them.") = "auto",
     tokenizer: _work(str | None, "--tokenizer", "Counts where the server does not.", "MODEL") = None,
     slo: _option(str | None, "--slo", "As in ttft=1s,tpot=50ms,e2e=10s,gap=200ms.", "LIMITS", "Goals") = None,
@@ -73,31 +74,23 @@ def bench(
     from ridgeline.cli.measure_run import Options
     from ridgeline.measure.bench import Settings
     from ridgeline.measure.slo import parse_slo
-    from ridgeline.measure.workloads import Workload, load_trace
 
-    limits = None if slo is None else parse_slo(slo, attainment)
-    if limits is None and (check or find_capacity):
-        raise ConfigError("--check and --find-capacity need a goal", hint="give one, as in --slo ttft=1s,tpot=50ms")
+    _refuse_idle("--rate", rate, {"--arrivals": arrivals, "--find-capacity": find_capacity or None})
+    _refuse_idle("--arrivals gamma", True if arrivals == "gamma" else None, {"--burstiness": burstiness})
+    _refuse_idle("--trace", trace, {"--time-scale": time_scale})
+    _refuse_idle("--slo", slo, {"--check": check or None, "--find-capacity": find_capacity or None})
     settings = Settings(
         loads=parse_loads(concurrency, rate, trace is not None, barrier),
-        workload=Workload(
-            name=workload or ("uneven" if barrier or schedulers else "fixed"),
-            input_len=parse_tokens(input_len),
-            output_len=parse_tokens(output_len),
-            shared_share=shared,
-            num_turns=turns,
-        ),
-        trace=() if trace is None else tuple(load_trace(trace, time_scale=time_scale)),
+        workload=parse_workload(workload, input_len, output_len, shared, turns, uneven=barrier or bool(schedulers)),
+        trace=parse_trace(trace, time_scale, duration),
         num_requests=num_requests,
         duration_s=None if duration is None else parse_duration(duration),
-        arrivals=arrivals,
-        burstiness=burstiness,
+        arrivals=arrivals or "poisson",
+        burstiness=burstiness or 1.0,
         seed=seed,
-        slo=limits,
+        slo=None if slo is None else parse_slo(slo, attainment),
         seeks_capacity=find_capacity,
     )
-    if find_capacity and settings.loads[0].rate is None:
-        raise ConfigError("--find-capacity needs a rate to start from", hint="as in --rate 1")
     options = BenchOptions(
         Options(model, spec, hardware, dtype, kv_dtype, api_key, timeout),
         api=api,
@@ -110,21 +103,46 @@ def bench(
 
         check_report_path(report)
     result = run_bench(target, settings, options, quiet=as_json)
-    if report is not None:
-        from ridgeline.measure.bench_chart import save_bench_report
-
-        save_bench_report(report, result)
-    if as_json:
-        print_json(result)
-    else:
-        bench_view.print_result(result)
+    bench_view.show(result, report=report, as_json=as_json)
     return bench_view.exit_status(result, check=check)
 
 
-def parse_loads(concurrency: str | None, rate: str | None, has_trace: bool, barrier: bool) -> Any:
-    """One load per value; closed loop at 1 unless told otherwise. Raises ConfigError."""
-    from ridgeline.measure.point import Load
+def _refuse_idle(owner: str, owner_value: Any, dependents: dict[str, Any]) -> None:
+    """An option that would do nothing is a mistake."""
+    idle = [name for name, value in dependents.items() if value is not None]
+    if owner_value is None and idle:
+        raise ConfigError(f"{idle[0]} does nothing without {owner}", hint=f"give {owner}, or leave {idle[0]} out")
 
+
+def parse_workload(
+    name: str | None, input_len: str, output_len: str | None, shared: float | None, turns: int | None, *, uneven: bool
+) -> Workload:
+    """`--shared-prefix` and `--turns` imply their workloads, and comparing schedulers uneven answers."""
+    implied = [other for other, value in (("shared-prefix", shared), ("chat", turns)) if value is not None]
+    names = {name or (implied[0] if implied else "uneven" if uneven and output_len is None else "fixed"), *implied}
+    if len(names) > 1:
+        raise ConfigError(f"the workloads {' and '.join(sorted(names))} exclude each other", hint="choose one")
+    if names == {"uneven"} and output_len is not None:
+        raise ConfigError("uneven answers have lengths of their own", hint="leave --output out, or --workload fixed")
+    return Workload(
+        name=names.pop(),
+        input_len=parse_tokens(input_len),
+        output_len=parse_tokens(output_len or "128"),
+        shared_share=Workload.shared_share if shared is None else shared,
+        num_turns=Workload.num_turns if turns is None else turns,
+    )
+
+
+def parse_trace(trace: Path | None, time_scale: float | None, duration: str | None) -> tuple[Session, ...]:
+    if trace is None:
+        return ()
+    if duration is not None:
+        raise ConfigError("a trace has its own duration", hint="leave --duration out; --requests N takes the first N")
+    return tuple(load_trace(trace, time_scale=time_scale or 1.0))
+
+
+def parse_loads(concurrency: str | None, rate: str | None, has_trace: bool, barrier: bool) -> tuple[Load, ...]:
+    """One load per value; closed loop at 1 unless told otherwise. Raises ConfigError."""
     given = [
         name
         for name, is_given in (("--concurrency", concurrency), ("--rate", rate), ("--trace", has_trace))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -27,6 +29,18 @@ def exit_status(result: dict[str, Any], *, check: bool) -> int:
 
 def meets(point: dict[str, Any]) -> bool:
     return bool(point["attainment"] >= point["slo"]["target"])
+
+
+def show(result: dict[str, Any], *, report: Path | None, as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+    else:
+        print_result(result)
+    if report is not None:
+        from ridgeline.measure.bench_chart import save_bench_report
+
+        save_bench_report(report, result)
+        print(f"report in {report}", file=sys.stderr)
 
 
 def print_result(result: dict[str, Any]) -> None:

@@ -14,12 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.errors import ConfigError
-from ridgeline.measure.client import Client
 from ridgeline.measure.endpoints import GenerationRequest
 from ridgeline.measure.unique_prompt import text, unique_line
+
+if TYPE_CHECKING:
+    from ridgeline.measure.client import Client
 
 NAMES = ("fixed", "uniform", "lognormal", "uneven", "natural", "shared-prefix", "chat")
 UNEVEN_LENS = (50, 100, 200, 500)  # what static batching wastes its slots on
