@@ -9,9 +9,11 @@ import pytest
 
 from checkpoints import EOS_TOKEN_ID, make_gguf, make_hf
 from ridgeline.config import ModelConfig
+from ridgeline.cost.memory import weight_bytes
 from ridgeline.errors import ConfigError
 from ridgeline.model import runtime as runtime_module
 from ridgeline.model.runtime import PAGE_SIZE, load_runtime
+from ridgeline.units import format_bytes
 from step_plans import Stepper
 
 KV_BYTES = 2 * 2 * 2 * 16 * 4  # K and V, layers, KV heads, head size, fp32
@@ -77,6 +79,16 @@ def test_given_kv_memory_is_used_and_bounds_the_context(directory):
     assert any("64" in notice and "512" in notice for notice in runtime.notices)
     halved = load(directory, kv_memory=5 * page_bytes, kv_dtype="bf16")
     assert (halved.executor.num_pages, halved.kv_bytes_per_token) == (10, KV_BYTES // 2)
+
+
+def test_kv_memory_beyond_what_is_free_is_told_with_the_numbers(directory, monkeypatch):
+    weights = weight_bytes(load(directory).spec, "fp32")
+    pages = 4 * 512 // PAGE_SIZE + 1
+    needed = weights + pages * PAGE_SIZE * KV_BYTES
+    for free_bytes, told in ((needed, False), (needed - 1, True)):
+        monkeypatch.setattr(runtime_module, "available_memory", lambda free=free_bytes: free)
+        notices = load(directory, kv_memory=10**9).notices
+        assert any(format_bytes(free_bytes) in notice and "kv_memory" in notice for notice in notices) == told
 
 
 def test_kv_gets_a_share_of_what_the_weights_leave(directory, monkeypatch):

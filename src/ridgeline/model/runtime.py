@@ -83,7 +83,7 @@ def load_runtime(
     dtype = _choose_dtype(config, spec, notices)
     kv_dtype = _choose_kv_dtype(config, dtype)
     weights = _open(files, spec, config)
-    num_pages = _size_pages(spec, config, dtype, kv_dtype, num_sampler_slots)
+    num_pages = _size_pages(spec, config, dtype, kv_dtype, num_sampler_slots, notices)
     context_len = _choose_context_len(spec, config, num_pages, notices)
     report("loading the tokenizer", 0.0)
     tokenizer = load_tokenizer(files)
@@ -142,7 +142,9 @@ def _open(files: ModelFiles, spec: ModelSpec, config: ModelConfig) -> Weights:
     return open_weights(files, spec)
 
 
-def _size_pages(spec: ModelSpec, config: ModelConfig, dtype: str, kv_dtype: str, max_requests: int) -> int:
+def _size_pages(
+    spec: ModelSpec, config: ModelConfig, dtype: str, kv_dtype: str, max_requests: int, notices: list[str]
+) -> int:
     """Pages to allocate, the null page included: what the memory allows, but no more than `max_requests` sequences of
     the full context could ever fill."""
     longest = min(spec.max_context_len, config.context or spec.max_context_len)
@@ -151,14 +153,18 @@ def _size_pages(spec: ModelSpec, config: ModelConfig, dtype: str, kv_dtype: str,
     weights = weight_bytes(spec, "bf16" if dtype == "bf16" else "fp32")
     budget = config.kv_memory if config.kv_memory is not None else kv_budget(free_bytes, weights)
     num_pages = min(useful, kv_pages(budget, spec, kv_dtype, PAGE_SIZE))
+    page_bytes = PAGE_SIZE * kv_bytes_per_token(spec, kv_dtype)
+    if num_pages * page_bytes > max(0, free_bytes - weights):
+        notices.append(
+            f"kv_memory: the KV pages take {format_bytes(num_pages * page_bytes)} and the weights "
+            f"{format_bytes(weights)}, {format_bytes(free_bytes)} are free: this machine may swap or end the process"
+        )
     if num_pages < 2:
-        page_bytes = PAGE_SIZE * kv_bytes_per_token(spec, kv_dtype)
         given = "kv_memory is" if config.kv_memory is not None else (
             f"{format_bytes(free_bytes)} are free and the weights take {format_bytes(weights)}, which leaves KV"
         )  # fmt: skip
         raise ConfigError(
-            f"{given} {format_bytes(budget)}: two KV pages of {PAGE_SIZE} tokens need "
-            f"{format_bytes(2 * page_bytes)}",
+            f"{given} {format_bytes(budget)}: two KV pages of {PAGE_SIZE} tokens need {format_bytes(2 * page_bytes)}",
             hint="free memory, choose a smaller model or dtype, or raise kv_memory",
             budget_bytes=budget,
             needed_bytes=2 * page_bytes,
