@@ -39,7 +39,7 @@ def endpoint(kind: Any = "openai", **changes: Any) -> Endpoint:
 
 class ScriptedServer:
     """`send` answers without any wait. `cached`: prompt tokens found in a cache, None: not told. `failures`: request
-    number -> what goes wrong. A token is a word; what lies beyond `truncates_at` is cut without a word."""
+    number -> what goes wrong. `counts`: prompt tokens are told. A token is a word; what lies beyond `truncates_at` is cut without a word."""
 
     def __init__(
         self,
@@ -50,10 +50,12 @@ class ScriptedServer:
         load_s: dict[int, float] | None = None,
         reasoning_share: float = 0.0,
         token_source: Any = "usage",
+        counts: bool = True,
     ) -> None:
         self.requests: list[GenerationRequest] = []
         self.clock = 0.0
         self._cached, self._failures, self._truncates_at = cached, failures or {}, truncates_at
+        self._counts = counts
         self._load_s, self._reasoning_share, self._source = load_s or {}, reasoning_share, token_source
 
     async def send(self, request: GenerationRequest) -> Record:
@@ -73,7 +75,7 @@ class ScriptedServer:
         prompt = min(prompt, self._truncates_at or prompt)
         n = request.max_tokens
         step = tpot_s(prompt + n / 2)
-        record.prompt_tokens, record.cached_tokens = prompt, self._cached
+        record.prompt_tokens, record.cached_tokens = prompt if self._counts else None, self._cached
         record.t_1 = record.t_send + ttft_s(prompt - (self._cached or 0))
         record.t_last = record.t_1 + (n - 1) * step
         record.n_out, record.token_source = n, self._source

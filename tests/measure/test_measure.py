@@ -11,6 +11,7 @@ from fakes_endpoint import FakeEndpoint
 from ridgeline.cli import main
 from ridgeline.cli.measure_run import Options, looks_like_url, served
 from ridgeline.cost.hardware import find_device
+from ridgeline.measure.events import Failure
 from ridgeline.measure.local_servers import ollama_url
 from scripted_latency import ScriptedServer, endpoint, patch_command_line, tpot_s
 
@@ -97,6 +98,34 @@ def test_an_invalid_run_prints_its_figures_and_exits_1(measure):
     status, printed = measure(server=ScriptedServer(cached=100))
     assert status == 1
     assert "not valid: the prefix cache" in printed.out
+
+
+def test_nothing_measured_still_is_one_json_object(measure, tmp_path):
+    """All repeats and lengths fail: figures are null, there is nothing to draw, and both are said."""
+    pytest.importorskip("altair")
+    failures = {number: Failure("timeout", "silent") for number in range(2, 100)}
+    path = tmp_path / "a.svg"
+    status, printed = measure("--json", "--report", str(path), *LIMITED, server=ScriptedServer(failures=failures))
+    result = json.loads(printed.out)
+    assert status == 1
+    assert (result["tpot_median_s"], result["efficiency"], result["points"]) == (None, None, [])
+    assert "3 of 3 requests failed: timeout 3" in result["invalid_reasons"]
+    assert "no report: nothing was measured" in printed.err
+    assert not path.exists()
+
+
+def test_a_server_that_counts_nothing(measure):
+    status, printed = measure(
+        "--json", *LIMITED, server=ScriptedServer(counts=False, cached=None, token_source="chunks")
+    )
+    result = json.loads(printed.out)
+    assert status == 0
+    assert [point["prompt_tokens"] for point in result["points"]] == [None, None]
+    assert (result["cache"], result["token_source"], result["limit_tpot_s"]) == ("unverified", "chunks", None)
+    assert result["limit_tpot_weights_s"] > 0
+    notes = " ".join(result["notes"])
+    assert "lengths are not known" in notes
+    assert "chunks were counted" in notes
 
 
 @pytest.mark.parametrize("columns", [60, 120])

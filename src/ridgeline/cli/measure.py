@@ -73,23 +73,27 @@ def measure(
     options = Options(model, spec, hardware, dtype, kv_dtype, api_key, timeout)
     with served(target, options) as (url, found):
         latency = measure_latency(url, settings, found, quiet=as_json)
-    _show(latency, report, as_json)
-    return 0 if latency.findings.valid else 1
-
-
-def _show(latency: Latency, report: Path | None, as_json: bool) -> None:
-    """The figures first: what took minutes to measure must not depend on a file that can be written."""
     if as_json:
         print_json(latency.as_json())
     else:
         from ridgeline.cli.measure_view import print_latency
 
         print_latency(latency)
-    if report is not None:
-        from ridgeline.measure.report import save_report
+    saved = report is None or _saved(report, latency)
+    return 0 if latency.findings.valid and saved else 1
 
+
+def _saved(report: Path, latency: Latency) -> bool:
+    """After the figures are printed: what took minutes to measure must not depend on a file that can be written."""
+    from ridgeline.measure.report import save_report
+
+    try:
         save_report(report, latency)
-        print(f"report in {report}", file=sys.stderr)
+    except ConfigError as error:
+        print(f"no report: {error}", file=sys.stderr)
+        return False
+    print(f"report in {report}", file=sys.stderr)
+    return True
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from ridgeline.cost.roofline import Roofline
 from ridgeline.measure import explain
 from ridgeline.measure.endpoints import Endpoint
 from ridgeline.measure.findings import Findings, Point
+from ridgeline.units import format_duration
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,13 @@ class Latency:
         """The sentence of the table: why a token takes as long as it does."""
         if self.tpot_s is None:
             return "No time per output token was measured."
-        if self.roofline is None or self.limit_tpot_s is None or self.context is None:
+        if self.roofline is None:
             return f"No limit: {self.limit_reason}."
+        if self.context is None:
+            weights = format_duration(self.limit_tpot_weights_s or 0.0)
+            return (
+                f"Reading the weights takes {weights}; without the server's count of tokens, the KV cache is unknown."
+            )
         return explain.why_gap(self.roofline, self.context, self.tpot_s, self.findings.repeats.server_tpot_s)
 
     @property
