@@ -38,8 +38,11 @@ def endpoint(kind: Any = "openai", **changes: Any) -> Endpoint:
 
 
 class ScriptedServer:
-    """`send` answers without any wait. `cached`: prompt tokens found in a cache, None: not told. `failures`: request
-    number -> what goes wrong. `counts`: prompt tokens are told. A token is a word; what lies beyond `truncates_at` is cut without a word."""
+    """`send` answers without any wait. A token is a word; what lies beyond `truncates_at` is cut without a word.
+
+    `cached`: prompt tokens found in a cache, None: not told. `failures`: request number -> what goes wrong. `counts`:
+    prompt tokens are told.
+    """
 
     def __init__(
         self,

@@ -115,14 +115,14 @@ def test_nothing_measured_still_is_one_json_object(measure, tmp_path):
 
 
 def test_a_server_that_counts_nothing(measure):
-    status, printed = measure(
-        "--json", *LIMITED, server=ScriptedServer(counts=False, cached=None, token_source="chunks")
-    )
+    server = ScriptedServer(counts=False, cached=None, token_source="chunks")
+    status, printed = measure("--json", *LIMITED, server=server)
     result = json.loads(printed.out)
     assert status == 0
     assert [point["prompt_tokens"] for point in result["points"]] == [None, None]
     assert (result["cache"], result["token_source"], result["limit_tpot_s"]) == ("unverified", "chunks", None)
     assert result["limit_tpot_weights_s"] > 0
+    assert result["explanation"].startswith("Reading the weights takes 4.48 ms; the server does not count")
     notes = " ".join(result["notes"])
     assert "lengths are not known" in notes
     assert "chunks were counted" in notes
