@@ -69,7 +69,22 @@ def test_ctrl_c_exits_130_without_a_traceback(monkeypatch, capsys):
 
     monkeypatch.setattr(ridgeline.cli.inspect, "inspect_model", interrupt)
     assert main(["inspect", "smollm2-135m"]) == 130
-    assert "Traceback" not in capsys.readouterr().err
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_ctrl_c_while_a_command_is_imported_is_no_traceback():
+    """The parser is the first thing that takes long: its import blocks here until the signal is there."""
+    program = "; ".join(
+        [
+            "import signal, sys, types",
+            "from ridgeline.cli import main",
+            "finder = types.SimpleNamespace(find_spec=lambda *_: signal.raise_signal(signal.SIGINT))",
+            "sys.meta_path.insert(0, finder)",
+            "sys.exit(main(['plan', '--help']))",
+        ]
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, b"", b"interrupted\n")
 
 
 def test_a_reader_that_goes_away_is_no_traceback(tiny_model):
@@ -92,7 +107,7 @@ def test_version(capsys):
     [
         ("import ridgeline", ["numpy", "torch", "typer", "fastapi", "tokenizers", "httpx"]),
         ("from ridgeline import LLM, SamplingParams", ["torch", "typer", "fastapi", "tokenizers", "httpx"]),
-        ("import ridgeline.cli; ridgeline.cli._app([])", ["torch", "fastapi", "tokenizers", "httpx"]),
+        ("import ridgeline.cli.app; ridgeline.cli.app.build([])", ["torch", "fastapi", "tokenizers", "httpx"]),
     ],
 )
 def test_imports_stay_light(statement, heavy):
