@@ -16,6 +16,7 @@ import pytest
 from checkpoints import make_hf
 from fakes_endpoint import Answer, FakeEndpoint, Piece, as_asked, words
 from ridgeline.cli import INTERRUPTED, main
+from ridgeline.cli.bench_view import remarks
 
 DEADLINE_S = 120.0
 SMALL = ["--requests", "8", "--input", "40", "--output", "6"]
@@ -245,6 +246,20 @@ def test_a_real_server_under_both_schedulers(capsys: pytest.CaptureFixture[str],
         assert point["slowest"][0]["server"].keys() >= {"queue_s", "prefill_s", "decode_s"}
         assert not any("cache" in reason for reason in point["invalid_reasons"])
     assert status == (0 if result["valid"] else 1)
+
+
+def test_what_continuous_batching_gains() -> None:
+    def point(scheduler: str, tokens_per_s: float, ttft: float) -> dict[str, Any]:
+        figures = {"output_tokens_per_s_whole_run": tokens_per_s, "ttft_s": {"p50": ttft}, "output_tokens_per_s": None}
+        judged = {"predicted": {}, "notes": [], "invalid_reasons": [], "low_samples": []}
+        return {"load": "closed", "concurrency": 4, "rate": None, "scheduler": scheduler, **figures, **judged}
+
+    points = [point("static", 100.0, 3.0), point("continuous", 180.0, 0.5)]
+    told = "4 at once, continuous: 1.80 times the throughput of static, TTFT P50 6.00 times lower"
+    assert remarks({"points": points, "capacity": None}) == [told]
+    assert remarks({"points": points[1:], "capacity": {"rate": 2.0, "missed_at": 4.0}}) == [
+        "the SLO is met up to 2 requests/s, and missed at 4"
+    ]
 
 
 def test_a_model_that_does_not_start_is_quoted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

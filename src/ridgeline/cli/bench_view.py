@@ -113,9 +113,29 @@ def remarks(result: dict[str, Any]) -> list[str]:
             lines.append(f"{name}: no limit: {reason}")
         lines += [f"{name}: {note}" for note in point["notes"]]
         lines += [f"{name}: INVALID: {reason}" for reason in point["invalid_reasons"]]
+    lines += _gains(points)
     if (capacity := result["capacity"]) is not None:
         lines.append(_capacity(capacity))
     return lines
+
+
+def _gains(points: list[dict[str, Any]]) -> list[str]:
+    """What continuous batching gains over static, load by load, over the whole run of the same requests."""
+    static = {_load_of(point): point for point in points if point["scheduler"] == "static"}
+    lines = []
+    for point in points:
+        other = static.get(_load_of(point)) if point["scheduler"] == "continuous" else None
+        if other and other["output_tokens_per_s_whole_run"] and point["output_tokens_per_s_whole_run"]:
+            gain = point["output_tokens_per_s_whole_run"] / other["output_tokens_per_s_whole_run"]
+            ttft = other["ttft_s"]["p50"] / point["ttft_s"]["p50"]
+            lines.append(
+                f"{_load_name(point)}: {gain:.2f} times the throughput of static, TTFT P50 {ttft:.2f} times lower"
+            )
+    return lines
+
+
+def _load_of(point: dict[str, Any]) -> tuple[Any, ...]:
+    return point["load"], point["concurrency"], point["rate"]
 
 
 def _capacity(capacity: dict[str, Any]) -> str:
