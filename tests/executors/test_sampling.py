@@ -83,6 +83,16 @@ def test_filters_keep_the_documented_candidates(filters, kept):
     assert set(np.flatnonzero(seen)) == kept
 
 
+def test_top_p_stops_where_the_sum_is_reached_exactly():
+    seen = frequencies([1.0, 1.0, 1.0, 1.0], num_draws=100, temperature=1.0, seed=1, top_p=0.5)
+    assert set(np.flatnonzero(seen)) == {0, 1}
+
+
+def test_logit_bias_is_added():
+    assert sample([1.0, 3.5], logit_bias=((0, 2.25),)).token_id == 1
+    assert sample([1.0, 3.5], logit_bias=((0, 2.75),)).token_id == 0
+
+
 def test_repetition_penalty_counts_prompt_and_output_once():
     params = {"repetition_penalty": 2.0, "prompt_ids": (0, 0, 2), "output_ids": (0,)}
     assert sample([4.0, 2.5, -1.0], **params).token_id == 1  # 4 / 2 = 2 < 2.5
