@@ -70,6 +70,11 @@ def chunk_gaps(record: Record) -> list[float]:
     return [later - earlier for earlier, later in pairwise(times)]
 
 
+def longest_gap(record: Record) -> float | None:
+    """The worst stall of one answer."""
+    return max(chunk_gaps(record), default=None)
+
+
 def itls(record: Record) -> list[float]:
     """One value per token after the first event's. A chunk of no token of its own (counts estimated) adds none."""
     return [

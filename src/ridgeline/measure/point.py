@@ -78,7 +78,6 @@ def table(run: Run, slo: Slo | None) -> dict[str, Any]:
     good = [record for record in records if record.ok]
     whole, window = whole_run(records), measuring_window(run)
     headline = window if load.has_steady_state else whole
-    ttft, e2e = (metrics.ttft_sched, metrics.e2e_sched) if load.is_open else (metrics.ttft, metrics.e2e)
     figures: dict[str, Any] = {
         "load": load.kind,
         "concurrency": load.concurrency,
@@ -96,32 +95,35 @@ def table(run: Run, slo: Slo | None) -> dict[str, Any]:
         "output_tokens_per_s_whole_run": _per_second(records, whole, output_tokens_in),
         "prefill_tokens_per_s": _per_second(records, headline, prompt_tokens_in),
         "requests_per_s": _per_second(good, whole, lambda some, _: len(some)),
-        "ttft_s": summarize(defined(ttft, good)),
-        "ttft_send_s": summarize(defined(metrics.ttft, good)),
-        "ttfa_s": summarize(defined(metrics.ttfa, good)),
-        "tpot_s": summarize(defined(metrics.tpot, good)),
-        "itl_s": summarize(pooled(metrics.itls, good)),
-        "chunk_gap_s": summarize(pooled(metrics.chunk_gaps, good)),
-        "longest_gap_s": summarize(defined(lambda record: max(metrics.chunk_gaps(record), default=None), good)),
-        "e2e_s": summarize(defined(e2e, good)),
-        "norm_latency_s": summarize(defined(metrics.norm_latency, good)),
         "queue_client_s": summarize(metrics.queue_client(record) for record in records),
-        "load_s": max(defined(lambda record: record.load_s, good), default=None),
-        "itl_estimated": any(record.counts_estimated for record in good),
-    }
-    figures["intervals"] = {
-        name: _intervals(values)
-        for name, values in (
-            ("ttft_s", defined(ttft, good)),
-            ("tpot_s", defined(metrics.tpot, good)),
-            ("e2e_s", defined(e2e, good)),
-        )
+        **_latencies(good, is_open=load.is_open),
     }
     figures["low_samples"] = _low_samples(figures)
     figures |= _lengths(good) | _goodput(records, window, slo)
     figures["saturated"] = is_saturated(records, window) if load.is_open and window else None
     figures["slowest"] = _slowest(good)
     return figures
+
+
+def _latencies(good: Sequence[Record], *, is_open: bool) -> dict[str, Any]:
+    """Of successful requests, in seconds."""
+    values = {
+        "ttft_s": defined(metrics.ttft_sched if is_open else metrics.ttft, good),
+        "ttft_send_s": defined(metrics.ttft, good),
+        "ttfa_s": defined(metrics.ttfa, good),
+        "tpot_s": defined(metrics.tpot, good),
+        "itl_s": pooled(metrics.itls, good),
+        "chunk_gap_s": pooled(metrics.chunk_gaps, good),
+        "longest_gap_s": defined(metrics.longest_gap, good),
+        "e2e_s": defined(metrics.e2e_sched if is_open else metrics.e2e, good),
+        "norm_latency_s": defined(metrics.norm_latency, good),
+    }
+    return {
+        **{name: summarize(some) for name, some in values.items()},
+        "intervals": {name: _intervals(values[name]) for name in ("ttft_s", "tpot_s", "e2e_s")},
+        "itl_estimated": any(record.counts_estimated for record in good),
+        "load_s": max(defined(lambda record: record.load_s, good), default=None),
+    }
 
 
 def measuring_window(run: Run) -> Window | None:

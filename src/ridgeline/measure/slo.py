@@ -29,7 +29,7 @@ _METRICS: dict[str, Callable[[Record], float | None]] = {
     "ttft": metrics.ttft_sched,
     "tpot": metrics.tpot,
     "e2e": metrics.e2e_sched,
-    "gap": lambda record: max(metrics.chunk_gaps(record), default=None),
+    "gap": metrics.longest_gap,
 }
 
 
