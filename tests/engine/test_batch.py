@@ -60,6 +60,24 @@ def test_a_sampler_slot_is_set_up_once_per_start() -> None:
     assert plan.setups == []
 
 
+def test_every_sampling_setting_reaches_the_sampler() -> None:
+    given = {
+        "temperature": 0.3,
+        "top_k": 4,
+        "top_p": 0.5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "logit_bias": ((1, 2.0),),
+    }
+    request = running([10], pages=[1], **given)
+    request.needs_setup, request.choice = True, 2
+    plan, _ = build_plan([Chunk(request, 0, 1)], 4, EOS)
+    assert {name: getattr(plan.setups[0], name) for name in given} == given
+    assert plan.setups[0].choice == 2
+
+
 def test_end_tokens_are_banned_only_before_min_tokens_and_when_they_end_anything() -> None:
     for params, banned in (({}, ()), ({"min_tokens": 1}, (7,)), ({"min_tokens": 1, "ignore_eos": True}, ())):
         request = running([10], pages=[1], **params)
