@@ -85,6 +85,17 @@ def test_an_area_imports_only_what_lies_below_it(name: str) -> None:
                 assert is_allowed or _is_package_of_allowed(inner, allowed), f"{path.relative_to(ROOT)}: {module}"
 
 
+def test_descriptions_reach_nothing_that_runs_a_model() -> None:
+    """What `cost` may import of `model` imports only descriptions, and what those are written with."""
+    helpers = {"model", "model.blocks", "model.fields", "model.config_values", "model.tensors"}
+    for name in DESCRIPTIONS:
+        paths = files_of(name.replace(".", "/"))
+        assert paths, f"{name} is no module"
+        for module in {m for path in paths for m in imports_of(path) if m.startswith("ridgeline.model")}:
+            inner = module.removeprefix("ridgeline.")
+            assert inner in helpers or any(f"{inner}.".startswith(f"{d}.") for d in DESCRIPTIONS), f"{name}: {inner}"
+
+
 def _is_package_of_allowed(inner: str, allowed: set[str]) -> bool:
     """`from ridgeline.model import spec` names the package too."""
     return any(a.startswith(f"{inner}.") for a in allowed)
