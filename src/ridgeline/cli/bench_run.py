@@ -7,7 +7,7 @@ import contextlib
 import datetime
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from ridgeline.units import format_duration
 
 _REFRESH_S = 0.5
 _RECENT = 200  # requests of the figures that run along
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 _KNOWN_SCHEDULERS = ("static", "continuous")
 
 
@@ -141,23 +142,28 @@ async def _predictor(client: Client, settings: Settings, server: Options) -> Cal
 
 
 @contextlib.asynccontextmanager
-async def _stops_at_ctrl_c(bench: Bench) -> Any:
-    """The first Ctrl-C ends the run and keeps what was measured; a second one ends everything."""
+async def _stops_at_ctrl_c(bench: Bench) -> AsyncIterator[None]:
+    """The first Ctrl-C (or SIGTERM) ends the run and keeps what was measured; a second one ends everything."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        loop.remove_signal_handler(signal.SIGINT)
+        let_go()
         bench.stop()
 
-    loop.add_signal_handler(signal.SIGINT, stop)
+    def let_go() -> None:
+        for number in _ENDING:
+            loop.remove_signal_handler(number)
+
+    for number in _ENDING:
+        loop.add_signal_handler(number, stop)
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        let_go()
 
 
 @contextlib.asynccontextmanager
-async def _shown(bench: Bench, quiet: bool) -> Any:
+async def _shown(bench: Bench, quiet: bool) -> AsyncIterator[None]:
     """A line on a terminal, twice a second: cheap, since it runs beside what is being measured."""
     if quiet or not sys.stderr.isatty():
         yield
