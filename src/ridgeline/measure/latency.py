@@ -73,9 +73,7 @@ class Latency:
             return f"No limit: {self.limit_reason}."
         if self.context is None:
             weights = format_duration(self.limit_tpot_weights_s or 0.0)
-            return (
-                f"Reading the weights takes {weights}; without the server's count of tokens, the KV cache is unknown."
-            )
+            return f"Reading the weights takes {weights}; the server does not count tokens, so the KV cache is unknown."
         return explain.why_gap(self.roofline, self.context, self.tpot_s, self.findings.repeats.server_tpot_s)
 
     @property
