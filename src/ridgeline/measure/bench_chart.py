@@ -41,7 +41,7 @@ def bench_chart(points: list[dict[str, Any]]) -> altair.HConcatChart:
     by_rate = any(point["rate"] is not None for point in points)
     load = "requests per second" if by_rate else "requests at once"
     throughput = [
-        {"x": _load(point), "y": value, "series": series}
+        {"x": _load(point), "y": value, "series": series, "run": _run(point)}
         for point in points
         for series, value in (
             ("measured", point["output_tokens_per_s"]),
@@ -51,13 +51,13 @@ def bench_chart(points: list[dict[str, Any]]) -> altair.HConcatChart:
     panels = [_panel(alt, throughput, "output throughput", load, "tokens/s")]
     for name, title in (("ttft_s", "time to first token"), ("tpot_s", "time per output token")):
         rows = [
-            {"x": _load(point), "y": None if value is None else value * 1e3, "series": series}
+            {"x": _load(point), "y": value and value * 1e3, "series": series, "run": _run(point)}
             for point in points
             for series, value in (("P50", point[name]["p50"]), ("P99", point[name]["p99"]))
         ]
         panels.append(_panel(alt, rows, title, load, "ms"))
-    chart: altair.HConcatChart = alt.hconcat(*panels, spacing=40).configure_view(stroke=None)
-    return chart
+    chart: altair.HConcatChart = alt.hconcat(*panels, spacing=40).resolve_scale(color="independent")
+    return chart.configure_view(stroke=None)
 
 
 def _load(point: dict[str, Any]) -> float:
@@ -65,9 +65,15 @@ def _load(point: dict[str, Any]) -> float:
     return float(point["rate"] or point["concurrency"] or point["client"]["offered_rate"] or 0)
 
 
+def _run(point: dict[str, Any]) -> str:
+    """Points of one line: a scheduler's, or a kind of load's."""
+    return str(point["scheduler"] or point["load"])
+
+
 def _panel(alt: Any, rows: list[dict[str, Any]], title: str, x_title: str, y_title: str) -> altair.Chart:
     known = [row for row in rows if row["y"] is not None]
     series = [name for name in _COLORS if any(row["series"] == name for row in known)]
+    several = len({row["run"] for row in known}) > 1
     color = alt.Color(
         "series:N",
         title=None,
@@ -81,6 +87,9 @@ def _panel(alt: Any, rows: list[dict[str, Any]], title: str, x_title: str, y_tit
             alt.X("x:Q", title=x_title, axis=alt.Axis(grid=False)),
             alt.Y("y:Q", title=y_title, scale=alt.Scale(zero=True)),
             color,
+            alt.StrokeDash(
+                "run:N", title=None, legend=alt.Legend(orient="bottom", symbolType="stroke") if several else None
+            ),
         )
         .properties(title=title, **_SIZE)
     )
