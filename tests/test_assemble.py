@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from checkpoints import make_hf
 from quick import QUICK_OPTIONS
 from ridgeline import LLM, SamplingParams
-from ridgeline.errors import ConfigError
+from ridgeline.errors import CheckpointError, ConfigError
 
 PROMPT = list(range(3, 60))
 GREEDY = SamplingParams(temperature=0, max_tokens=6, logprobs=0)
@@ -50,3 +51,10 @@ def test_what_cannot_work_is_refused(checkpoint: str, tmp_path: Path, options: d
         options = {"cache_dir": str(tmp_path)} | options
     with pytest.raises(ConfigError, match=problem):
         load(checkpoint, **options)
+
+
+def test_a_recommended_sampling_that_cannot_be_is_the_checkpoints_fault(tmp_path: Path) -> None:
+    checkpoint = make_hf(tmp_path, "llama")
+    (checkpoint / "generation_config.json").write_text(json.dumps({"temperature": "hot"}))
+    with pytest.raises(CheckpointError, match=f"{checkpoint}: its recommended sampling: temperature must be a number"):
+        load(str(checkpoint))

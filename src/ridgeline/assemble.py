@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ridgeline.config import EngineConfig, ModelConfig
-from ridgeline.errors import ConfigError
+from ridgeline.errors import CheckpointError, ConfigError, RequestError
 from ridgeline.units import format_bytes
 
 if TYPE_CHECKING:
@@ -42,12 +42,24 @@ def load_engine(
             hint="lower kv_memory (--kv-memory), or choose a smaller model or dtype",
         ) from error
     try:
+        _check_defaults(runtime)
         tier = _open_tier(runtime, model_config, engine_config)
     except BaseException:
         runtime.close()
         raise
     engine = Engine(runtime.executor, runtime.tokenizer, engine_config, context_len=runtime.context_len, tier=tier)
     return runtime, engine
+
+
+def _check_defaults(runtime: ModelRuntime) -> None:
+    """The sampling that the checkpoint recommends must be possible: no request should be blamed for it later."""
+    from ridgeline.engine.params import checked
+    from ridgeline.engine.request import SamplingParams
+
+    try:
+        checked(SamplingParams(**runtime.generation_defaults), vocab_size=runtime.executor.vocab_size)
+    except RequestError as error:
+        raise CheckpointError(f"{runtime.files.path}: its recommended sampling: {error.message}") from error
 
 
 def _open_tier(runtime: ModelRuntime, model_config: ModelConfig, engine_config: EngineConfig) -> DiskTier | None:

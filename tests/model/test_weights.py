@@ -190,8 +190,11 @@ def test_truncated_safetensors_name_the_tensor(checkpoint):
     assert_refused(checkpoint, "model.safetensors", "truncated")
 
 
-def with_header(entry: object) -> bytes:
-    header = json.dumps({"model.norm.weight": entry}).encode()
+NORM = {"dtype": "F32", "shape": [64], "data_offsets": [0, 256]}
+
+
+def with_header(entry: object, **others: object) -> bytes:
+    header = json.dumps({"model.norm.weight": entry, **others}).encode()
     return len(header).to_bytes(8, "little") + header + bytes(256)
 
 
@@ -203,6 +206,9 @@ def with_header(entry: object) -> bytes:
         (with_header({"dtype": "F32"}), "'model.norm.weight' has a damaged header entry"),
         (with_header({"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}), "impossible dimensions"),
         (with_header({"dtype": "F32", "shape": [64], "data_offsets": [0, 8]}), "needs 256 bytes, has 8"),
+        (with_header(NORM, other=NORM), "'other' begins at byte 0 of the data, the one before ends at 256"),
+        (with_header({**NORM, "shape": [32], "data_offsets": [64, 192]}), "begins at byte 64"),
+        (with_header(NORM) + b"1234", "4 bytes after the last tensor belong to none"),
     ],
 )
 def test_damaged_headers(checkpoint, data, message):
@@ -218,6 +224,9 @@ def test_missing_files_are_named(checkpoint):
     assert_refused(checkpoint, "model-00001-of-00002.safetensors: cannot be read: No such file")
     index.write_text("[]")
     assert_refused(checkpoint, "not an index")
+    for shard in ("../model.safetensors", "/model.safetensors", 7):
+        index.write_text(json.dumps({"weight_map": {"model.norm.weight": shard}}))
+        assert_refused(checkpoint, "'model.norm.weight'", repr(shard), "no file beside it")
 
 
 def test_a_shard_without_its_tensor_is_named(checkpoint):

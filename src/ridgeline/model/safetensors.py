@@ -2,7 +2,8 @@
 
 The safetensors package gives numpy no bf16; the layout is so small that reading it here is simpler than converting
 around that, and lets a damaged file be reported with file and tensor. Layout: header length u64, a JSON object of
-name -> {dtype, shape, data_offsets}, then data; offsets count from the end of the header.
+name -> {dtype, shape, data_offsets}, then data; offsets count from the end of the header. The format wants the data
+without gaps and overlaps, so wrong offsets are found even where every tensor has its size.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ def shard_names(directory: Path) -> dict[str, str]:
     """Tensor name -> file name, from the index."""
     path = directory / INDEX_FILE
     try:
-        shards = json.loads(path.read_text())["weight_map"]
-        return {str(name): str(shard) for name, shard in shards.items()}
+        shards = dict(json.loads(path.read_text())["weight_map"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: not an index of safetensors files: {error!r}") from error
+    for name, shard in shards.items():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise CheckpointError(f"{path}: tensor {name!r} is said to be in {shard!r}, which is no file beside it")
+    return shards
 
 
 def _open_sharded(directory: Path) -> dict[str, StoredTensor]:
@@ -59,7 +63,7 @@ def _open_file(path: Path) -> dict[str, StoredTensor]:
         entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
     except (ValueError, AttributeError) as error:
         raise CheckpointError(f"{path}: not a safetensors file: its header is not a JSON object") from error
-    tensors = {}
+    tensors, spans = {}, []
     for name, entry in entries:
         dtype, shape, start, end = _entry(path, name, entry)
         tensor = slice_tensor(path, name, dtype, shape, file, data_start + start)
@@ -69,7 +73,22 @@ def _open_file(path: Path) -> dict[str, StoredTensor]:
                 f"{path}: tensor {name!r} of {dtype} {list(shape)} needs {size:,} bytes, has {end - start:,}"
             )
         tensors[name] = tensor
+        spans.append((start, end, name))
+    _check_spans(path, spans, len(file) - data_start)
     return tensors
+
+
+def _check_spans(path: Path, spans: list[tuple[int, int, str]], data_bytes: int) -> None:
+    """Each tensor, (first byte, end, name), begins where the one before ends, and the last one ends with the file."""
+    position = 0
+    for start, end, name in sorted(spans):
+        if start != position:
+            raise CheckpointError(
+                f"{path}: tensor {name!r} begins at byte {start:,} of the data, the one before ends at {position:,}"
+            )
+        position = end
+    if position != data_bytes:
+        raise CheckpointError(f"{path}: {data_bytes - position:,} bytes after the last tensor belong to none")
 
 
 def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
