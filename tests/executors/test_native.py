@@ -123,7 +123,9 @@ SETUPS = [
     sampler_setup(4, presence_penalty=0.9, frequency_penalty=0.7, output_ids=(5, 5, 9)),
     sampler_setup(5, temperature=0.7, seed=5, min_p=0.2, logit_bias=((7, 2.5), (8, -100.0)), top_k=3),
     sampler_setup(6, banned_ids=tuple(range(0, 320, 3)), min_tokens=5),
-    *(random_setup(slot) for slot in range(7, 47)),
+    sampler_setup(7, banned_ids=tuple(range(1, VOCAB_SIZE)), min_tokens=5),  # its fifth token is the last that is 0
+    sampler_setup(8, temperature=1.0, seed=6, top_k=2, top_p=0.5, logit_bias=((7, 2.0**30), (8, 2.0**30))),  # a tie
+    *(random_setup(slot) for slot in range(9, 49)),
 ]
 
 
