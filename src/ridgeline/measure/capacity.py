@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 _LOWEST = 1 / 64  # of the first rate: a server that cannot do even that was asked the wrong question
 
+
 @dataclass
 class Capacity:
     """Requests per second. `best`: the highest that met the target, None when not even the lowest did; `broken`: the
