@@ -11,6 +11,10 @@
 
 namespace ridgeline::RIDGELINE_ISA {
 
+// A single row is bound by reading its weights: they are asked for this far ahead, across the ends of blocks, where the
+// hardware's own prefetching starts anew.
+constexpr int kPrefetchBytes = 4096;
+
 struct F32Product {
   using Element = float;
   static constexpr int kRows = kRowsF32;
@@ -26,7 +30,11 @@ struct F32Product {
       for (int b = 0; b < B; ++b) sum[r][b] = zero();
     for (int k = 0; k < a.inner; ++k) {
       Vec weight[B];
-      for (int b = 0; b < B; ++b) weight[b] = load(w[b] + static_cast<size_t>(k) * kLanes);
+      for (int b = 0; b < B; ++b) {
+        const float* at = w[b] + static_cast<size_t>(k) * kLanes;
+        if constexpr (R == 1) __builtin_prefetch(reinterpret_cast<const char*>(at) + kPrefetchBytes);
+        weight[b] = load(at);
+      }
       for (int r = 0; r < R; ++r) {
         const Vec x = broadcast(in[r][k]);
         for (int b = 0; b < B; ++b) sum[r][b] = fma(x, weight[b], sum[r][b]);
@@ -56,8 +64,10 @@ struct Bf16Product {
         Vec x_even[R], x_odd[R];
         for (int r = 0; r < R; ++r) broadcast_pair(in[r] + k, x_even[r], x_odd[r]);
         for (int b = 0; b < B; ++b) {
+          const uint16_t* at = w[b] + static_cast<size_t>(k) * kLanes;
+          if constexpr (R == 1) __builtin_prefetch(reinterpret_cast<const char*>(at) + kPrefetchBytes);
           Vec weight_even, weight_odd;
-          load_pairs(w[b] + static_cast<size_t>(k) * kLanes, weight_even, weight_odd);
+          load_pairs(at, weight_even, weight_odd);
           for (int r = 0; r < R; ++r) {
             even[r][b] = fma(x_even[r], weight_even, even[r][b]);
             odd[r][b] = fma(x_odd[r], weight_odd, odd[r][b]);

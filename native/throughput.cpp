@@ -18,7 +18,9 @@ double matmul_throughput(const Kernels& kernels, Format format, int rows, int in
   const MatmulArgs args{input.as<void>(), stride, matrix.data(), matrix.padded_inner(), matrix.num_blocks(), nullptr,
                         out.as<void>(), out_stride, Epilogue::kStore, Format::kF32};
   const auto kernel = format == Format::kBf16 ? kernels.matmul_bf16 : kernels.matmul_f32;
-  constexpr int kBlocksPerTask = 4;
+  constexpr int kBlocksPerTask = 4, kRowsPerTask = 96;  // as a step shares them out
+  const int row_tasks = (rows + kRowsPerTask - 1) / kRowsPerTask;
+  const int num_tasks = row_tasks * ((args.num_blocks + kBlocksPerTask - 1) / kBlocksPerTask);
   ThreadPool pool(num_threads);
   std::atomic<int> next{0};
   double best = 0;
@@ -27,8 +29,10 @@ double matmul_throughput(const Kernels& kernels, Format format, int rows, int in
     next = 0;
     const auto start = Clock::now();
     pool.start([&](int) {
-      for (int block; (block = next.fetch_add(kBlocksPerTask)) < args.num_blocks;)
-        kernel(args, 0, rows, block, std::min(block + kBlocksPerTask, args.num_blocks));
+      for (int task; (task = next.fetch_add(1)) < num_tasks;) {
+        const int row = task % row_tasks * kRowsPerTask, block = task / row_tasks * kBlocksPerTask;
+        kernel(args, row, std::min(row + kRowsPerTask, rows), block, std::min(block + kBlocksPerTask, args.num_blocks));
+      }
     });
     pool.wait();
     const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
