@@ -54,7 +54,7 @@ Executor::Executor(ModelShape shape, Format format, Format kv_format, int num_pa
   const size_t element = element_bytes(kv_format);
   k_head_bytes_ = element * shape_.head_dim * kPageSize;
   v_head_bytes_ = element * round_up(shape_.head_dim, kLanes) * kPageSize;
-  kv_memory_ = Memory((k_head_bytes_ + v_head_bytes_) * shape_.num_kv_heads * num_pages_ * shape_.num_layers);
+  kv_memory_ = Memory(page_bytes() * num_pages_);
 }
 
 // --- building
@@ -144,31 +144,19 @@ void Executor::require_idle_page(int page) const {
 
 void Executor::read_page(int page, char* out) const {
   require_idle_page(page);
-  const size_t k_bytes = k_head_bytes_ * shape_.num_kv_heads, v_bytes = v_head_bytes_ * shape_.num_kv_heads;
-  for (int layer = 0; layer < shape_.num_layers; ++layer, out += k_bytes + v_bytes) {
-    std::memcpy(out, kv_layer(layer).k_at(page, 0), k_bytes);
-    std::memcpy(out + k_bytes, kv_layer(layer).v_at(page, 0), v_bytes);
-  }
+  std::memcpy(out, kv_memory_.as<char>() + page * page_bytes(), page_bytes());
 }
 
 void Executor::write_page(int page, const char* in) {
   require_idle_page(page);
-  const size_t k_bytes = k_head_bytes_ * shape_.num_kv_heads, v_bytes = v_head_bytes_ * shape_.num_kv_heads;
-  for (int layer = 0; layer < shape_.num_layers; ++layer, in += k_bytes + v_bytes) {
-    std::memcpy(kv_layer(layer).k_at(page, 0), in, k_bytes);
-    std::memcpy(kv_layer(layer).v_at(page, 0), in + k_bytes, v_bytes);
-  }
+  std::memcpy(kv_memory_.as<char>() + page * page_bytes(), in, page_bytes());
 }
 
 void Executor::copy_page(int source, int destination) {
   require_idle_page(source);
   require_idle_page(destination);
-  const size_t k_bytes = k_head_bytes_ * shape_.num_kv_heads, v_bytes = v_head_bytes_ * shape_.num_kv_heads;
-  for (int layer = 0; layer < shape_.num_layers; ++layer) {
-    const KvLayer kv = kv_layer(layer);
-    std::memmove(kv.k_at(destination, 0), kv.k_at(source, 0), k_bytes);
-    std::memmove(kv.v_at(destination, 0), kv.v_at(source, 0), v_bytes);
-  }
+  char* pages = kv_memory_.as<char>();
+  std::memmove(pages + destination * page_bytes(), pages + source * page_bytes(), page_bytes());
   copied_pages_.push_back(destination);
 }
 
@@ -384,9 +372,9 @@ void Executor::matmul(Shares& shares, const Op& op, int rows) {
 }
 
 KvLayer Executor::kv_layer(int layer) const {
-  const size_t heads = static_cast<size_t>(num_pages_) * shape_.num_kv_heads;
-  char* k = kv_memory_.as<char>() + layer * heads * (k_head_bytes_ + v_head_bytes_);
-  return {k, k + heads * k_head_bytes_, k_head_bytes_, v_head_bytes_, shape_.num_kv_heads};
+  const size_t k_bytes = k_head_bytes_ * shape_.num_kv_heads, v_bytes = v_head_bytes_ * shape_.num_kv_heads;
+  char* k = kv_memory_.as<char>() + layer * (k_bytes + v_bytes);
+  return {k, k + k_bytes, page_bytes(), k_head_bytes_, v_head_bytes_, shape_.num_kv_heads};
 }
 
 void Executor::rope_store(Shares& shares, const Op& op, int rows) {

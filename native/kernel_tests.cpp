@@ -95,7 +95,7 @@ void attention(const std::string& isa, const std::string& dtype, int heads, int 
   char* base = reinterpret_cast<char*>(pages.data());
   if (pages.size() * sizeof(float) < num_pages * kv_heads * (k_bytes + v_bytes))
     throw std::invalid_argument("pages are too small");
-  const KvLayer kv{base, base + num_pages * kv_heads * k_bytes, k_bytes, v_bytes, kv_heads};
+  const KvLayer kv{base, base + kv_heads * k_bytes, kv_heads * (k_bytes + v_bytes), k_bytes, v_bytes, kv_heads};
   std::vector<int32_t> slots(rows), positions(rows), stale_from(rows, kPageSize);
   std::vector<float> cos(rows * half), sin(rows * half);
   std::vector<char> q(element * rows * heads * head_dim);

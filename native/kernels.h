@@ -45,17 +45,19 @@ struct NormArgs {
   Format out_format;
 };
 
-// One layer's pages. K: [page][kv head][head_dim / step][16 keys][step], step = 1 (f32) or 2 (bf16).
-// V: [page][kv head][16 / step][padded head_dim][step]. Slots without a token are zero.
+// One layer's part of the pages, which stand page after page, each with all its layers, K before V, so that a page is
+// stored, loaded and copied whole. K: [kv head][head_dim / step][16 keys][step], step = 1 (f32) or 2 (bf16).
+// V: [kv head][16 / step][padded head_dim][step]. Slots without a token are zero.
 struct KvLayer {
-  char* k;
+  char* k;  // of page 0
   char* v;
-  size_t k_head_bytes;  // from one KV head to the next within a page
+  size_t page_bytes;    // from one page to the next
+  size_t k_head_bytes;  // from one KV head to the next
   size_t v_head_bytes;
   int num_kv_heads;
 
-  char* k_at(int page, int head) const { return k + (static_cast<size_t>(page) * num_kv_heads + head) * k_head_bytes; }
-  char* v_at(int page, int head) const { return v + (static_cast<size_t>(page) * num_kv_heads + head) * v_head_bytes; }
+  char* k_at(int page, int head) const { return k + page * page_bytes + head * k_head_bytes; }
+  char* v_at(int page, int head) const { return v + page * page_bytes + head * v_head_bytes; }
 };
 
 struct RopeArgs {

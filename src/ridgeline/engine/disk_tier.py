@@ -109,6 +109,7 @@ class DiskTier:
     def load(self, namespace: str, token_ids: Sequence[int], pages: Sequence[tuple[int, int]]) -> int:
         """Fills executor pages, given as (page index, page id) in order; how many, from the first on, are right."""
         chain = self._chain.pages(namespace, token_ids, pages[-1][0] + 1 if pages else 0)
+        self._directory.will_read(chain[index][0] for index, _ in pages)
         num_loaded = 0
         for index, page_id in pages:
             payload = self._read(*chain[index])
