@@ -107,7 +107,7 @@ def wait_until_closed(server: LiveServer) -> None:
     raise AssertionError(f"the server still takes connections after {DEADLINE_S} s")
 
 
-def test_running_streams_finish_at_a_shutdown(start: Start) -> None:
+def test_running_streams_finish_at_a_shutdown(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     server = start()
     server.executor.gate.allow(3)
     body = completion("babble", max_tokens=50, stream=True)
@@ -115,6 +115,7 @@ def test_running_streams_finish_at_a_shutdown(start: Start) -> None:
         lines = (line for line in stream.iter_lines() if line)
         first = next(lines)
         server.server.handle_exit(signal.SIGTERM, None)
+        assert "shutting down: 1 requests have up to" in capsys.readouterr().err
         wait_until_closed(server)
         server.executor.gate.open()
         *chunks, last, done = [first, *lines]

@@ -78,6 +78,12 @@ class Server(uvicorn.Server):
             os._exit(128 + sig)
         self._state.is_shutting_down = True
         self.should_exit = True
+        served = self._state.served
+        stats = None if served is None else served.engine.stats()
+        if stats is not None and (under_way := stats.num_running + stats.num_waiting):
+            limit_s = self._state.config.shutdown_timeout_s
+            print(f"shutting down: {under_way} requests have up to {limit_s:.0f} s to finish; "
+                  "another signal ends at once", file=sys.stderr)  # fmt: skip
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._state.is_shutting_down = True
