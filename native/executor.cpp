@@ -4,161 +4,23 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <stdexcept>
+
+#include "checks.h"
 
 namespace ridgeline {
 
 namespace {
 
-constexpr int kLogitRows = 64;      // logit rows that stand in memory at once
 constexpr int kRowsPerTask = 96;    // of a matrix product: a multiple of every register block
 constexpr int kBlocksPerTask = 4;
-
-int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
-int ceil_div(int n, int d) { return (n + d - 1) / d; }
-
-size_t element_bytes(Format format) { return format == Format::kBf16 ? 2 : 4; }
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-void require(bool ok, const std::string& what) {
-  if (!ok) throw std::invalid_argument(what);
-}
-
-void require_in_range(std::span<const int32_t> values, int low, int high, const char* name) {
-  for (size_t i = 0; i < values.size(); ++i)
-    require(values[i] >= low && values[i] < high,
-            std::string(name) + "[" + std::to_string(i) + "] = " + std::to_string(values[i]) + " is outside " +
-                std::to_string(low) + ".." + std::to_string(high - 1));
-}
-
 void assign(std::vector<int32_t>& to, std::span<const int32_t> from) { to.assign(from.begin(), from.end()); }
 
 }  // namespace
-
-Executor::Executor(ModelShape shape, Format format, Format kv_format, int num_pages, int max_rows,
-                   int num_sampler_slots, int num_threads, const Kernels& kernels)
-    : shape_(std::move(shape)),
-      format_(format),
-      kv_format_(kv_format),
-      num_pages_(num_pages),
-      max_rows_(max_rows),
-      kernels_(kernels),
-      sampler_(num_sampler_slots),
-      pool_(num_threads) {
-  require(shape_.head_dim <= kMaxHeadDim, "head_dim " + std::to_string(shape_.head_dim) + " is above " +
-                                              std::to_string(kMaxHeadDim) + ", the largest that attention supports");
-  require(num_pages >= 2, "a pool needs the null page and at least one more");
-  const size_t element = element_bytes(kv_format);
-  k_head_bytes_ = element * shape_.head_dim * kPageSize;
-  v_head_bytes_ = element * round_up(shape_.head_dim, kLanes) * kPageSize;
-  kv_memory_ = Memory(page_bytes() * num_pages_);
-}
-
-// --- building
-
-int Executor::add_buffer(int width, Format format, bool per_logit_row) {
-  const size_t stride = round_up(width, kBf16Tile);  // the padding stays zero: kernels read whole vectors and tiles
-  const size_t rows = per_logit_row ? kLogitRows : max_rows_;
-  buffers_.push_back({Memory(rows * stride * element_bytes(format)), stride, format});
-  return static_cast<int>(buffers_.size()) - 1;
-}
-
-int Executor::add_matrix(int outputs, int inner) {
-  matrices_.emplace_back(outputs, inner, format_);
-  return static_cast<int>(matrices_.size()) - 1;
-}
-
-int Executor::add_vector(std::span<const float> values) {
-  Memory memory(round_up(static_cast<int>(values.size()), kBf16Tile) * sizeof(float));
-  std::memcpy(memory.as<float>(), values.data(), values.size_bytes());
-  vectors_.push_back(std::move(memory));
-  return static_cast<int>(vectors_.size()) - 1;
-}
-
-void Executor::add_embed(int matrix, int out) {
-  Op op{Kind::kEmbed};
-  op.matrix = matrix;
-  op.out = out;
-  ops_.push_back(op);
-}
-
-void Executor::add_norm(int source, int weight, int out, int width) {
-  Op op{Kind::kNorm, source, out};
-  op.vector = weight;
-  op.width = width;
-  ops_.push_back(op);
-}
-
-void Executor::add_matmul(int source, int matrix, int out, int bias, Epilogue epilogue) {
-  Op op{Kind::kMatmul, source, out, matrix};
-  op.vector = bias;
-  op.epilogue = epilogue;
-  ops_.push_back(op);
-}
-
-void Executor::add_rope_store(int layer, int source, int out, int q_norm, int k_norm) {
-  Op op{Kind::kRopeStore, source, out};
-  op.layer = layer;
-  op.vector = q_norm;
-  op.second_vector = k_norm;
-  ops_.push_back(op);
-}
-
-void Executor::add_attention(int layer, int source, int out, int window) {
-  Op op{Kind::kAttention, source, out};
-  op.layer = layer;
-  op.window = window;
-  ops_.push_back(op);
-}
-
-void Executor::add_gather(int source, int out) { ops_.push_back({Kind::kGather, source, out}); }
-
-void Executor::add_logits(int source, int matrix, int out) { ops_.push_back({Kind::kLogits, source, out, matrix}); }
-
-size_t Executor::weight_bytes() const {
-  size_t bytes = 0;
-  for (const Matrix& m : matrices_) bytes += m.bytes();
-  for (const Memory& v : vectors_) bytes += v.bytes();
-  return bytes;
-}
-
-size_t Executor::buffer_bytes() const {
-  size_t bytes = 0;
-  for (const Buffer& b : buffers_) bytes += b.memory.bytes();
-  return bytes;
-}
-
-// --- pages
-
-size_t Executor::page_bytes() const {
-  return (k_head_bytes_ + v_head_bytes_) * shape_.num_kv_heads * shape_.num_layers;
-}
-
-void Executor::require_idle_page(int page) const {
-  require(!under_way_, "a step is under way");
-  require(page >= 0 && page < num_pages_, "page " + std::to_string(page) + " of " + std::to_string(num_pages_));
-}
-
-void Executor::read_page(int page, char* out) const {
-  require_idle_page(page);
-  std::memcpy(out, kv_memory_.as<char>() + page * page_bytes(), page_bytes());
-}
-
-void Executor::write_page(int page, const char* in) {
-  require_idle_page(page);
-  std::memcpy(kv_memory_.as<char>() + page * page_bytes(), in, page_bytes());
-}
-
-void Executor::copy_page(int source, int destination) {
-  require_idle_page(source);
-  require_idle_page(destination);
-  char* pages = kv_memory_.as<char>();
-  std::memmove(pages + destination * page_bytes(), pages + source * page_bytes(), page_bytes());
-  copied_pages_.push_back(destination);
-}
 
 // --- a step: from the caller's thread
 

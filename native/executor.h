@@ -18,6 +18,7 @@
 namespace ridgeline {
 
 constexpr int kMaxTopLogprobs = 20;
+constexpr int kLogitRows = 64;  // logit rows that stand in memory at once
 
 struct ModelShape {
   int num_layers = 0;

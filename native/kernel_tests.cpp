@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "checks.h"
 #include "cpu.h"
 #include "matrix.h"
 #include "random.h"
@@ -34,8 +35,6 @@ void on_flushing_thread(F f) {
     f();
   }).join();
 }
-
-int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 std::vector<std::string> isas() {
   std::vector<std::string> names;

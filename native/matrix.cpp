@@ -1,12 +1,8 @@
 #include "matrix.h"
 
+#include "checks.h"
+
 namespace ridgeline {
-
-namespace {
-
-int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-}  // namespace
 
 Matrix::Matrix(int outputs, int inner, Format format)
     : outputs_(outputs),
