@@ -1,4 +1,4 @@
-"""Imports point one way, as DESIGN.md's house has it."""
+"""Imports point one way, lower layers know nothing of higher ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `plan` is asked: one workload. Lengths in tokens, all defaults as DESIGN.md gives them."""
+"""What `plan` is asked: one workload. Lengths in tokens."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A request has no phase. It has `token_ids` (prompt and output), and `num_compute
 pages; the scheduler lets the second number catch up with the first. Settings and outcomes are immutable; the
 fields of a submitted request change on the engine's thread only.
 
-DESIGN.md's invariant 4: exactly one Delta with a `finish_reason` reaches the sink of every accepted request.
+Invariant 4 (docs/invariants.md): exactly one Delta with a `finish_reason` reaches the sink of every accepted request.
 """
 
 from __future__ import annotations

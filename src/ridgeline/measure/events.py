@@ -40,7 +40,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Record:
-    """Times and counts of one request (reference: DESIGN.md section 6). None: did not happen, or the server does not
+    """Times and counts of one request (docs/handbook/measuring.md). None: did not happen, or the server does not
     say. `prompt_tokens` includes cached ones."""
 
     t_sched: float  # intended start: of the schedule in open loop, else t_send

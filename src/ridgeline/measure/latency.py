@@ -1,6 +1,6 @@
 """The result of `ridgeline measure`: what was found, the limit beside it, and the sentences that explain the gap.
 
-`as_json` has the keys that DESIGN.md promises. Without a limit (the device or the model is unknown) the keys that need
+`as_json` has the keys that programs rely on. Without a limit (the device or the model is unknown) the keys that need
 one are None, and `limit_reason` says why.
 """
 

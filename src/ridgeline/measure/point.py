@@ -73,7 +73,7 @@ class Run:
 
 
 def table(run: Run, slo: Slo | None) -> dict[str, Any]:
-    """The figures of a run: keys as in DESIGN.md section 5. Whether they mean anything, `validity.py` says."""
+    """The figures of a run, under the keys that programs rely on. Whether they mean anything, `validity.py` says."""
     records, load = run.records, run.load
     good = [record for record in records if record.ok]
     whole, window = whole_run(records), measuring_window(run)

@@ -1,7 +1,7 @@
 """Whether a run may be believed. A figure that measured the client, a cache or a truncated prompt is worse than none.
 
 `reasons` make a run invalid; `notes` are what a reader has to know. The limits are those of the definitions
-(DESIGN.md section 6): none is there to make a run look better.
+(docs/handbook/measuring.md): none is there to make a run look better.
 """
 
 from __future__ import annotations
