@@ -220,5 +220,8 @@ def test_a_model_is_served_and_measured(tmp_path, capsys):
     assert (result["dtype"], result["cache"], result["token_source"]) == ("fp32", "cold", "usage")
     assert [point["prompt_tokens"] for point in result["points"]] == pytest.approx([256, 512], rel=0.05)
     assert all(point["cached_tokens"] == 0 and point["failed"] == 0 for point in result["points"])
-    assert result["efficiency"] > 0
+    if result["tpot_median_s"]:  # a model this small may give its tokens at once
+        assert result["efficiency"] > 0
+    else:
+        assert (result["efficiency"], result["explanation"]) == (None, "No time per output token was measured.")
     assert status == (0 if result["valid"] else 1)

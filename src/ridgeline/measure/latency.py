@@ -36,7 +36,8 @@ class Latency:
 
     @property
     def tpot_s(self) -> float | None:
-        return self.findings.repeats.tpot_median_s
+        """None also where tokens came too fast to be told apart: a median of 0 says nothing about the model."""
+        return self.findings.repeats.tpot_median_s or None
 
     @property
     def limit_tpot_s(self) -> float | None:
@@ -81,7 +82,7 @@ class Latency:
         """Two sentences: TTFT against prompt length, TPOT against context."""
         points = [self.findings.repeats, *self.findings.points]
         ttfts = [(p.prompt_tokens, p.ttft_median_s) for p in points if p.prompt_tokens and p.ttft_median_s is not None]
-        tpots = [(p.context, p.tpot_median_s) for p in points if p.context and p.tpot_median_s is not None]
+        tpots = [(p.context, p.tpot_median_s) for p in points if p.context and p.tpot_median_s]
         return [explain.why_ttft(self.roofline, ttfts), explain.why_tpot(self.roofline, tpots)]
 
     @property
