@@ -143,16 +143,20 @@ TestEngine.settings = SETTINGS
     arrivals=st.lists(st.tuples(st.integers(20, 99), st.integers(1, 12), st.integers(1, 8)), min_size=1, max_size=8),
 )
 def test_decodes_never_wait_for_more_than_one_chunk(engine: Engine, arrivals: list[tuple[int, int, int]]) -> None:
-    """A request that decodes samples with every step, unless it is preempted or the decodes alone exceed the budget."""
+    """A request that decodes samples with every step, unless it is preempted or those that need one token exceed the budget.
+
+    The last token of a prompt counts among them: it takes its turn like a decode.
+    """
     scheduler = engine._scheduler
     capacity = (engine._executor.num_pages - 1) * engine._executor.page_size
     for token, length, output in arrivals:
         if length + output <= capacity:
             submit(engine, [token] * length, max_tokens=output)
     while engine._requests:
-        decoding = [r for r in scheduler.running if r.num_remaining_tokens == 1 and r.output_ids]
+        need_one = [r for r in scheduler.running if r.num_remaining_tokens == 1]
+        decoding = [r for r in need_one if r.output_ids]
         before = {r.id: len(r.output_ids) for r in decoding}
-        if not engine.step() or len(decoding) > scheduler.max_tokens:
+        if not engine.step() or len(need_one) > scheduler.max_tokens:
             continue
         for r in decoding:
             assert len(r.output_ids) == before[r.id] + 1 or r.status is Status.WAITING
