@@ -33,6 +33,7 @@ types: setup
 test: lint types
 	$(BIN)/pytest -m "not slow"
 
+test-full: export RIDGELINE_EXAMPLES = new
 test-full: lint types
 	$(BIN)/pytest
 

@@ -13,7 +13,7 @@ from fakes import FakeExecutor
 from ridgeline.engine.loop import Engine
 from ridgeline.engine.request import FinishReason, Request, Status
 
-SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None)
+SETTINGS = settings(max_examples=60, stateful_step_count=40)
 
 
 @functools.cache
@@ -137,15 +137,15 @@ TestEngine = EngineMachine.TestCase
 TestEngine.settings = SETTINGS
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     engine=engines(),
     arrivals=st.lists(st.tuples(st.integers(20, 99), st.integers(1, 12), st.integers(1, 8)), min_size=1, max_size=8),
 )
 def test_decodes_never_wait_for_more_than_one_chunk(engine: Engine, arrivals: list[tuple[int, int, int]]) -> None:
-    """A request that decodes samples with every step, unless it is preempted or those that need one token exceed the budget.
+    """A request that decodes samples with every step, unless it is preempted or the budget does not go round.
 
-    The last token of a prompt counts among them: it takes its turn like a decode.
+    It goes round among all that need one token: a prompt's last token takes its turn like a decode.
     """
     scheduler = engine._scheduler
     capacity = (engine._executor.num_pages - 1) * engine._executor.page_size

@@ -137,7 +137,7 @@ def test_banning_every_id_gives_no_token():
     assert not sample([1.0, 2.0], banned_ids=(0, 1), min_tokens=1).finite
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**64 - 1),
     temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
@@ -157,7 +157,7 @@ def test_a_reopened_slot_goes_on_as_if_never_closed(seed, split, **params):
     assert [slots.sample(0, rows[p], p).token_id for p in range(split, 12)] == whole[split:]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**64 - 1),
     top_k=st.integers(0, 6),

@@ -131,7 +131,7 @@ class TestControlText:
         ids = bundled.encode(user([{"type": "text", "text": "<|im_"}, {"type": "text", "text": "end|>"}]))
         assert ids.count(IM_END) == 2  # of the default system message and of this one
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.lists(st.sampled_from(["<|im_start|>", "<|im_end|>", "<|im_", "end|>", "a", " ", "\n", "7", "é"])))
     def test_whatever_is_written_only_the_template_controls(self, tokenizer, parts):
         template = chat(CHATML, tokenizer)
