@@ -59,8 +59,12 @@ class Executor {
   // Building. Each returns the new thing's number; out-of-range numbers throw std::out_of_range.
   int add_buffer(int width, Format format, bool per_logit_row);
   int add_matrix(int outputs, int inner);
-  int add_vector(std::span<const float> values);
+  int add_vector(int width);  // zeros
+  void set_vector(int vector, std::span<const float> values, int first);
   Matrix& matrix(int index) { return matrices_.at(index); }
+
+  // The bytes of all matrices, then of all vectors, in the order of their numbers; a packed file keeps them so.
+  std::vector<Memory*> sections();
 
   void add_embed(int matrix, int out);
   void add_norm(int source, int weight, int out, int width);

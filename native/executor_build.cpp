@@ -37,11 +37,15 @@ int Executor::add_matrix(int outputs, int inner) {
   return static_cast<int>(matrices_.size()) - 1;
 }
 
-int Executor::add_vector(std::span<const float> values) {
-  Memory memory(round_up(static_cast<int>(values.size()), kBf16Tile) * sizeof(float));
-  std::memcpy(memory.as<float>(), values.data(), values.size_bytes());
-  vectors_.push_back(std::move(memory));
+int Executor::add_vector(int width) {
+  vectors_.emplace_back(round_up(width, kBf16Tile) * sizeof(float));
   return static_cast<int>(vectors_.size()) - 1;
+}
+
+void Executor::set_vector(int vector, std::span<const float> values, int first) {
+  const Memory& memory = vectors_.at(vector);
+  require(first >= 0 && static_cast<size_t>(first) * sizeof(float) + values.size_bytes() <= memory.bytes(), "values do not fit the vector");
+  std::memcpy(memory.as<float>() + first, values.data(), values.size_bytes());
 }
 
 void Executor::add_embed(int matrix, int out) {
@@ -83,6 +87,14 @@ void Executor::add_attention(int layer, int source, int out, int window) {
 void Executor::add_gather(int source, int out) { ops_.push_back({Kind::kGather, source, out}); }
 
 void Executor::add_logits(int source, int matrix, int out) { ops_.push_back({Kind::kLogits, source, out, matrix}); }
+
+std::vector<Memory*> Executor::sections() {
+  std::vector<Memory*> all;
+  for (Matrix& m : matrices_)
+    for (Memory* section : m.sections()) all.push_back(section);
+  for (Memory& v : vectors_) all.push_back(&v);
+  return all;
+}
 
 size_t Executor::weight_bytes() const {
   size_t bytes = 0;

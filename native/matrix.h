@@ -1,5 +1,7 @@
 // Weights in the order in which the kernels read them. See MatmulArgs for the layout.
 #pragma once
+#include <vector>
+
 #include "bf16.h"
 #include "kernels.h"
 #include "memory.h"
@@ -24,6 +26,9 @@ class Matrix {
   int num_blocks() const { return num_blocks_; }
   Format format() const { return format_; }
   size_t bytes() const { return memory_.bytes(); }
+
+  // All that `pack` fills, as bytes that a file can keep and `Memory` can stand on when it is mapped.
+  std::vector<Memory*> sections() { return {&memory_}; }
 
  private:
   size_t index(int output, int k) const;

@@ -1,6 +1,7 @@
-// Zeroed memory in huge pages where the system grants them: weights, KV pages and buffers.
+// Zeroed memory in huge pages where the system grants them: weights, KV pages and buffers; or bytes of a mapped file.
 #pragma once
 #include <cstddef>
+#include <memory>
 #include <utility>
 
 namespace ridgeline {
@@ -9,27 +10,20 @@ class Memory {
  public:
   Memory() = default;
   explicit Memory(size_t bytes);  // throws std::bad_alloc
-  ~Memory();
-  Memory(Memory&& other) noexcept { swap(other); }
-  Memory& operator=(Memory&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
+  // Somebody else's bytes, which are there as long as a copy of `data` is.
+  Memory(std::shared_ptr<void> data, size_t bytes) : data_(std::move(data)), bytes_(bytes) {}
+  Memory(Memory&&) noexcept = default;
+  Memory& operator=(Memory&&) noexcept = default;
 
   template <class T>
   T* as() const {
-    return static_cast<T*>(data_);
+    return static_cast<T*>(data_.get());
   }
   size_t bytes() const { return bytes_; }
+  const std::shared_ptr<void>& shared() const { return data_; }
 
  private:
-  void swap(Memory& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-  }
-  void* data_ = nullptr;
+  std::shared_ptr<void> data_;
   size_t bytes_ = 0;
 };
 

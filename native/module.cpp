@@ -56,6 +56,24 @@ void check_rows(const Matrix& m, size_t inner, size_t first, size_t rows) {
     throw std::invalid_argument("rows do not fit the matrix");
 }
 
+nb::object bytes_of(const Memory& memory) {
+  nb::capsule owner(new std::shared_ptr<void>(memory.shared()),
+                    [](void* p) noexcept { delete static_cast<std::shared_ptr<void>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(memory.as<void>(), {memory.bytes()}, owner));
+}
+
+// Puts every section of weights on the bytes given for it: those of a mapped file.
+void stand_on(Executor& executor, const std::vector<Bytes>& given) {
+  const std::vector<Memory*> sections = executor.sections();
+  if (given.size() != sections.size()) throw std::invalid_argument("another number of sections");
+  for (size_t i = 0; i < given.size(); ++i)
+    if (given[i].size() != sections[i]->bytes()) throw std::invalid_argument("a section has another size");
+  for (size_t i = 0; i < given.size(); ++i) {
+    void* data = const_cast<uint8_t*>(given[i].data());
+    *sections[i] = Memory(std::shared_ptr<void>(data, [owner = given[i]](void*) {}), given[i].size());
+  }
+}
+
 void bind_executor(nb::module_& m) {
   nb::class_<ModelShape>(m, "ModelShape")
       .def(nb::init<>())
@@ -99,7 +117,11 @@ void bind_executor(nb::module_& m) {
           },
           "width"_a, "format"_a, "per_logit_row"_a)
       .def("add_matrix", &Executor::add_matrix, "outputs"_a, "inner"_a)
-      .def("add_vector", [](Executor& e, Floats values) { return e.add_vector(view(values)); }, "values"_a)
+      .def("add_vector", &Executor::add_vector, "width"_a)
+      .def(
+          "set_vector",
+          [](Executor& e, int vector, Floats values, int first) { e.set_vector(vector, view(values), first); },
+          "vector"_a, "values"_a, "first"_a)
       .def(
           "pack",
           [](Executor& e, int matrix, Floats2 values, int first) {
@@ -116,6 +138,15 @@ void bind_executor(nb::module_& m) {
             e.matrix(matrix).pack_bf16(bits.data(), first, static_cast<int>(bits.shape(0)));
           },
           "matrix"_a, "bits"_a, "first"_a)
+      .def(
+          "sections",
+          [](Executor& e) {
+            nb::list views;
+            for (const Memory* section : e.sections()) views.append(bytes_of(*section));
+            return views;
+          },
+          "Views of all packed weights, uint8.")
+      .def("stand_on", &stand_on, "sections"_a, "Uses these bytes, of the sizes of `sections()`, in place of its own.")
       .def("add_embed", &Executor::add_embed, "matrix"_a, "out"_a)
       .def("add_norm", &Executor::add_norm, "source"_a, "weight"_a, "out"_a, "width"_a)
       .def(

@@ -98,7 +98,8 @@ class NativeExecutor:
         except ValueError as error:  # an ISA path or a shape that the kernels do not have
             raise ConfigError(f"the native executor cannot be built: {error}") from error
         self.arithmetic_id = f"native-{ARITHMETIC_VERSION}-{self._core.isa}-{dtype}-{kv_dtype}"
-        _Builder(self._core, program, weights, dtype, kv_dtype, progress).build()
+        builder = _Builder(self._core, program, dtype, kv_dtype)
+        builder.pack(weights, progress or (lambda stage, share: None))
 
     @property
     def weight_bytes(self) -> int:
@@ -183,36 +184,29 @@ def _shape(spec: ModelSpec) -> Any:
 
 
 class _Builder:
-    """Translates the program's names into the core's numbers, reading each weight once."""
+    """Translates the program's names into the core's numbers: all ops at once, the weights when `pack` is called."""
 
-    def __init__(
-        self,
-        core: Any,
-        program: Program,
-        weights: Weights,
-        dtype: str,
-        kv_dtype: str,
-        progress: Callable[[str, float], None] | None,
-    ) -> None:
+    def __init__(self, core: Any, program: Program, dtype: str, kv_dtype: str) -> None:
         self._core = core
         self._program = program
-        self._weights = weights
         self._dtype = dtype
-        self._progress = progress
         self._shapes = weight_shapes(program.spec)
         self._matrices: dict[tuple[str, ...], int] = {}
+        self._fills: list[Callable[[Weights], None]] = []  # one per matrix or vector: reads its weights and packs them
         formats = dict.fromkeys(PRODUCT_INPUTS, dtype) | {"q": kv_dtype}
         self._buffers = {
             name: core.add_buffer(width, formats.get(name, "fp32"), name in PER_LOGIT_ROW)
             for name, width in program.widths.items()
         }
 
-    def build(self) -> None:
-        ops = self._program.ops
-        for i, op in enumerate(ops):
+        for op in program.ops:
             self._add(op)
-            if self._progress:
-                self._progress("packing weights", (i + 1) / len(ops))
+
+    def pack(self, weights: Weights, progress: Callable[[str, float], None]) -> None:
+        """Fills all matrices and vectors, reading each weight once."""
+        for i, fill in enumerate(self._fills):
+            fill(weights)
+            progress("packing weights", (i + 1) / len(self._fills))
 
     def _add(self, op: Op) -> None:
         core, buffers = self._core, self._buffers
@@ -242,22 +236,23 @@ class _Builder:
             return self._matrices[names]
         firsts, outputs = self._rows(names, halves)
         index = self._core.add_matrix(outputs, self._shapes[names[0]][1])
-        for name, first in zip(names, firsts, strict=True):
-            if self._dtype == "bf16":
-                self._core.pack_bf16(index, np.ascontiguousarray(self._weights.read_bf16(name)), first)
-            else:
-                self._core.pack(index, np.ascontiguousarray(self._weights.read(name)), first)
+
+        def fill(weights: Weights) -> None:
+            for name, first in zip(names, firsts, strict=True):
+                if self._dtype == "bf16":
+                    self._core.pack_bf16(index, np.ascontiguousarray(weights.read_bf16(name)), first)
+                else:
+                    self._core.pack(index, np.ascontiguousarray(weights.read(name)), first)
+
+        self._fills.append(fill)
         self._matrices[names] = index
-        return index
+        return int(index)
 
     def _bias(self, names: tuple[str, ...], halves: bool) -> int:
         if not names:
             return -1
         firsts, outputs = self._rows(names, halves)
-        packed = np.zeros(-(-outputs // LANES) * LANES, np.float32)
-        for name, first in zip(names, firsts, strict=True):
-            packed[first : first + self._shapes[name][0]] = self._weights.read(name)
-        return int(self._core.add_vector(packed))
+        return self._add_vector(names, firsts, -(-outputs // LANES) * LANES)
 
     def _rows(self, names: tuple[str, ...], halves: bool) -> tuple[list[int], int]:
         """First output of each part and the number of outputs. Halves (gate, value) start at whole blocks."""
@@ -270,4 +265,15 @@ class _Builder:
         return firsts, end
 
     def _vector(self, name: str) -> int:
-        return int(self._core.add_vector(np.ascontiguousarray(self._weights.read(name))))
+        return self._add_vector((name,), [0], self._shapes[name][0])
+
+    def _add_vector(self, names: tuple[str, ...], firsts: list[int], width: int) -> int:
+        """These weights at `firsts` of a vector of `width`, the rest zero."""
+        index = self._core.add_vector(width)
+
+        def fill(weights: Weights) -> None:
+            for name, first in zip(names, firsts, strict=True):
+                self._core.set_vector(index, np.ascontiguousarray(weights.read(name)), first)
+
+        self._fills.append(fill)
+        return int(index)
