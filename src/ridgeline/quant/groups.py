@@ -115,4 +115,4 @@ def _widened(part: GroupedWeights, group: int, zero: int, has_minima: bool) -> G
 
 def _fits_half(values: Float32) -> bool:
     with np.errstate(over="ignore"):
-        return bool(np.array_equal(values.astype(np.float16).astype(np.float32), values, equal_nan=True))
+        return bool(np.array_equal(values.astype(np.float16).astype(np.float32), values))
