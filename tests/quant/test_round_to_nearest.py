@@ -19,7 +19,7 @@ def squared_error(weights: GroupedWeights, values: np.ndarray) -> float:
     )
 
 
-@pytest.mark.parametrize("bits, with_minimum", FORMS)
+@pytest.mark.parametrize(("bits", "with_minimum"), FORMS)
 @pytest.mark.parametrize("group", [32, 64, 128, 200])
 def test_each_code_is_the_nearest_and_scales_are_fp16(bits, with_minimum, group):
     values = normal(5, 200)
@@ -45,7 +45,7 @@ def test_8_bits_span_the_largest_magnitude():
     assert squared_error(weights, values) < 5e-5
 
 
-@pytest.mark.parametrize("group, symmetric_limit, minimum_limit", [(32, 0.0068, 0.0055), (128, 0.0096, 0.0089)])
+@pytest.mark.parametrize(("group", "symmetric_limit", "minimum_limit"), [(32, 0.0068, 0.0055), (128, 0.0096, 0.0089)])
 def test_4_bit_scales_are_those_of_least_error(group, symmetric_limit, minimum_limit):
     """On normal weights the plain scales, largest magnitude / -8 and distance / 15, give 0.74 % and 0.61 % in groups of
     32, and 1.07 % and 1.00 % in groups of 128."""
@@ -54,7 +54,7 @@ def test_4_bit_scales_are_those_of_least_error(group, symmetric_limit, minimum_l
     assert squared_error(round_to_nearest(values, bits=4, group=group, with_minimum=True), values) < minimum_limit
 
 
-@pytest.mark.parametrize("bits, with_minimum", FORMS)
+@pytest.mark.parametrize(("bits", "with_minimum"), FORMS)
 def test_weights_on_a_grid_are_kept(bits, with_minimum):
     rng = np.random.default_rng(1)
     lowest = 1 if bits == 8 else 0  # -128 does not occur
@@ -67,7 +67,7 @@ def test_weights_on_a_grid_are_kept(bits, with_minimum):
     np.testing.assert_allclose(found.dequantize(), grid.dequantize(), rtol=2e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("bits, with_minimum", FORMS)
+@pytest.mark.parametrize(("bits", "with_minimum"), FORMS)
 def test_threads_and_chunks_do_not_change_the_result(bits, with_minimum):
     values = normal(3000, 100)
     whole = round_to_nearest(values, bits=bits, group=32, with_minimum=with_minimum, threads=2)
@@ -76,18 +76,19 @@ def test_threads_and_chunks_do_not_change_the_result(bits, with_minimum):
     np.testing.assert_array_equal(whole.rows(1001, 1004).dequantize(), part.dequantize())
 
 
-@pytest.mark.parametrize("bits, with_minimum", FORMS)
+@pytest.mark.parametrize(("bits", "with_minimum"), FORMS)
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_spoils_its_own_group_alone(bits, with_minimum, broken):
     values = normal(4, 96)
     values[2, 40] = broken
     found = round_to_nearest(values, bits=bits, group=32, with_minimum=with_minimum)
     is_nan = np.isnan(found.dequantize())
-    assert is_nan[2, 32:64].all() and is_nan.sum() == 32
+    assert is_nan[2, 32:64].all()
+    assert is_nan.sum() == 32
     assert (np.isfinite(values).sum(), np.isfinite(values[2, 40])) == (values.size - 1, False)  # it is not changed
 
 
-@pytest.mark.parametrize("bits, with_minimum", FORMS)
+@pytest.mark.parametrize(("bits", "with_minimum"), FORMS)
 @pytest.mark.parametrize("factor", [1e-30, 1e-4, 1e9, 1e30])
 def test_scales_outside_fp16_stay_in_fp32(bits, with_minimum, factor):
     values = normal(4, 96) * np.float32(factor)
@@ -96,7 +97,7 @@ def test_scales_outside_fp16_stay_in_fp32(bits, with_minimum, factor):
     assert squared_error(found, values) < 0.01
 
 
-@pytest.mark.parametrize("bits, with_minimum", FORMS)
+@pytest.mark.parametrize(("bits", "with_minimum"), FORMS)
 def test_groups_of_one_value_and_of_zeros_are_exact(bits, with_minimum):
     values = np.zeros((3, 64), np.float32)
     values[1] = 0.25
