@@ -5,7 +5,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <thread>
 
 #include "checks.h"
 #include "cpu.h"
@@ -26,15 +25,6 @@ using Array3 = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 Format parse(const std::string& dtype) { return dtype == "bf16" ? Format::kBf16 : Format::kF32; }
-
-// Kernels run on pool threads, where denormals count as zero; so do these.
-template <class F>
-void on_flushing_thread(F f) {
-  std::thread([&] {
-    flush_denormals();
-    f();
-  }).join();
-}
 
 std::vector<std::string> isas() {
   std::vector<std::string> names;
@@ -67,7 +57,7 @@ void matmul(const std::string& isa, const std::string& dtype, const std::string&
   const void* in = parse(dtype) == Format::kBf16 ? static_cast<const void*>(padded_bf16.data()) : padded.data();
   const MatmulArgs args{in, static_cast<size_t>(stride), matrix.data(), stride, blocks, nullptr, result.data(),
                         static_cast<size_t>(out_stride),
-                        silu_mul ? Epilogue::kSiluMul : epilogue == "add" ? Epilogue::kAdd : Epilogue::kStore, Format::kF32};
+                        parse_epilogue(epilogue), Format::kF32};
   on_flushing_thread([&] {
     (parse(dtype) == Format::kBf16 ? kernels.matmul_bf16 : kernels.matmul_f32)(args, 0, rows, 0, blocks);
   });
@@ -145,10 +135,18 @@ float log_sum_exp(const std::string& isa, Array1 values) {
 
 }  // namespace
 
+Epilogue parse_epilogue(const std::string& name) {
+  if (name == "store") return Epilogue::kStore;
+  if (name == "add") return Epilogue::kAdd;
+  if (name == "silu_mul") return Epilogue::kSiluMul;
+  throw std::invalid_argument("epilogue '" + name + "': store, add or silu_mul");
+}
+
 void bind_kernel_tests(nb::module_& m) {
   nb::module_ t = m.def_submodule("kernels", "Single kernels by ISA path, for tests. Outputs are written in place.");
   t.def("isas", &isas, "ISA paths that this CPU runs.");
   t.def("matmul", &matmul, "isa"_a, "dtype"_a, "epilogue"_a, "input"_a, "weights"_a, "out"_a);
+  bind_quant_tests(t);
   t.def("reference_matmul", &reference_matmul, "dtype"_a, "input"_a, "weights"_a, "out"_a);
   t.def("attention", &attention, "isa"_a, "dtype"_a, "heads"_a, "kv_heads"_a, "window"_a, "first_position"_a, "qkv"_a,
         "inverse_frequencies"_a, "block_table"_a, "pages"_a, "out"_a);

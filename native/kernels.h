@@ -33,6 +33,51 @@ struct MatmulArgs {
   Format out_format;
 };
 
+// Weights as unsigned codes with a scale per group of `group` inner values and output:
+// scale * (code - zero) [+ minimum]. Packed in blocks of 16 outputs; inner is padded to a multiple of group and of 64
+// with codes of `zero`.
+//   8 bits: [block][inner / 4][16][4]
+//   4 bits: [block][inner / 8][16][4 bytes]: low nibbles are inner 8p .. 8p + 3, high ones 8p + 4 .. 8p + 7
+// The input is quantized in the same groups. Both halves of kSiluMul give fp32 too.
+struct QuantMatmulArgs {
+  const int8_t* input;  // [rows, input_stride], zero in the padding
+  size_t input_stride;
+  const float* input_scales;  // [rows, num_groups]
+  const int32_t* input_sums;  // [rows, num_groups]: of a group's codes
+  const uint8_t* weights;
+  const void* scales;  // [block][group][16], fp16 or fp32
+  const void* minima;  // the same, or null
+  bool half_scales;
+  int bits;
+  int zero;
+  int group;
+  int num_groups;
+  int padded_inner;   // group * num_groups
+  int num_blocks;     // as in MatmulArgs
+  const float* bias;  // per packed output, or null
+  float* out;         // [rows, out_stride]
+  size_t out_stride;
+  Epilogue epilogue;
+};
+
+// A group whose largest value is below this one becomes zeros: 127 / largest must stay finite.
+constexpr float kSmallestQuantized = 1e-30f;
+
+// Of each row's group: scale = largest / 127, code = round(x * (127 / largest)), ties to even. A group with a NaN or an
+// infinity gets the scale NaN and codes 0, so that it reaches whoever reads the product.
+struct QuantizeArgs {
+  float* input;  // [rows, input_stride]; the Hadamard transform happens in place
+  size_t input_stride;
+  int width;     // values of a row; what stands behind them is not read
+  int hadamard;  // length of the blocks transformed first, a power of two that divides width; 1: none
+  int group;
+  int num_groups;
+  int8_t* codes;  // [rows, codes_stride], group * num_groups of a row are written
+  size_t codes_stride;
+  float* scales;  // [rows, num_groups]
+  int32_t* sums;  // [rows, num_groups]
+};
+
 struct NormArgs {
   const float* input;
   size_t input_stride;
@@ -95,6 +140,8 @@ struct Kernels {
   const char* name;
   void (*matmul_f32)(const MatmulArgs&, int row_begin, int row_end, int block_begin, int block_end);
   void (*matmul_bf16)(const MatmulArgs&, int row_begin, int row_end, int block_begin, int block_end);
+  void (*matmul_quant)(const QuantMatmulArgs&, int row_begin, int row_end, int block_begin, int block_end);
+  void (*quantize)(const QuantizeArgs&, int row_begin, int row_end);
   void (*norm)(const NormArgs&, int row_begin, int row_end);
   void (*rope_f32)(const RopeArgs&, int row_begin, int row_end);
   void (*rope_bf16)(const RopeArgs&, int row_begin, int row_end);

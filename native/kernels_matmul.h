@@ -80,21 +80,29 @@ struct Bf16Product {
   }
 };
 
-static inline Vec with_bias(const MatmulArgs& a, int block, Vec product) {
+template <class Args>
+static inline Vec with_bias(const Args& a, int block, Vec product) {
   return a.bias ? add(product, load(a.bias + block * kLanes)) : product;
 }
 
 // The epilogues, on one row's product with one block (a gate block and its value block).
-static inline void finish_plain(const MatmulArgs& a, int row, int block, Vec product) {
+template <class Args>
+static inline void finish_plain(const Args& a, int row, int block, Vec product) {
   float* out = row_of<float>(a.out, a.out_stride, row) + block * kLanes;
   const Vec y = with_bias(a, block, product);
   store(out, a.epilogue == Epilogue::kAdd ? add(load(out), y) : y);
 }
-static inline void finish_silu_mul(const MatmulArgs& a, int row, int block, Vec gate_product, Vec value_product) {
+template <class Args>
+static inline Vec silu_mul(const Args& a, int block, Vec gate_product, Vec value_product) {
   const Vec gate = with_bias(a, block, gate_product);
   const Vec value = with_bias(a, a.num_blocks + block, value_product);
-  const Vec silu = div(gate, add(broadcast(1.0f), exp(sub(zero(), gate))));
-  store_as(a.out_format, a.out, row * a.out_stride + block * kLanes, mul(silu, value));
+  return mul(div(gate, add(broadcast(1.0f), exp(sub(zero(), gate)))), value);
+}
+static inline void finish_silu_mul(const MatmulArgs& a, int row, int block, Vec gate_product, Vec value_product) {
+  store_as(a.out_format, a.out, row * a.out_stride + block * kLanes, silu_mul(a, block, gate_product, value_product));
+}
+static inline void finish_silu_mul(const QuantMatmulArgs& a, int row, int block, Vec gate_product, Vec value_product) {
+  store(a.out + row * a.out_stride + block * kLanes, silu_mul(a, block, gate_product, value_product));
 }
 
 template <class Product, int R, int B>

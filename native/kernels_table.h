@@ -2,18 +2,24 @@
 #pragma once
 #include "kernels_attention.h"
 #include "kernels_matmul.h"
+#include "kernels_quant.h"
 #include "kernels_rowwise.h"
 
 #ifndef RIDGELINE_MATMUL_BF16
 #define RIDGELINE_MATMUL_BF16 matmul<Bf16Product>
 #define RIDGELINE_ATTEND_BF16 attend<Bf16Attention>
 #endif
+#ifndef RIDGELINE_MATMUL_QUANT
+#define RIDGELINE_MATMUL_QUANT matmul_quant
+#define RIDGELINE_QUANTIZE quantize
+#endif
 
 namespace ridgeline::RIDGELINE_ISA {
 
 static const Kernels kTable = {
-    RIDGELINE_ISA_NAME,    matmul<F32Product>,   RIDGELINE_MATMUL_BF16, norm,       rope<PagesF32>,
-    rope<PagesBf16>,       attend<F32Attention>, RIDGELINE_ATTEND_BF16, log_sum_exp,
+    RIDGELINE_ISA_NAME, matmul<F32Product>, RIDGELINE_MATMUL_BF16, RIDGELINE_MATMUL_QUANT, RIDGELINE_QUANTIZE,
+    norm,               rope<PagesF32>,     rope<PagesBf16>,       attend<F32Attention>,   RIDGELINE_ATTEND_BF16,
+    log_sum_exp,
 };
 
 }  // namespace ridgeline::RIDGELINE_ISA

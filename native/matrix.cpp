@@ -1,6 +1,9 @@
 #include "matrix.h"
 
+#include <numeric>
+
 #include "checks.h"
+#include "half.h"
 
 namespace ridgeline {
 
@@ -12,9 +15,57 @@ Matrix::Matrix(int outputs, int inner, Format format)
       format_(format),
       memory_(static_cast<size_t>(num_blocks_) * kLanes * padded_inner_ * (format == Format::kBf16 ? 2 : 4)) {}
 
+Matrix::Matrix(int outputs, int inner, const Grouping& grouping)
+    : outputs_(outputs), inner_(inner), num_blocks_(round_up(outputs, kLanes) / kLanes), grouping_(grouping) {
+  require(grouping.bits == 4 || grouping.bits == 8, std::to_string(grouping.bits) + " bits a weight: 4 or 8");
+  require(grouping.zero >= 0 && grouping.zero < 1 << grouping.bits,
+          "zero " + std::to_string(grouping.zero) + " is no code of " + std::to_string(grouping.bits) + " bits");
+  require(inner <= kMaxQuantizedInner, "an inner dimension of " + std::to_string(inner) + ": sums fit 32 bits up to " +
+                                           std::to_string(kMaxQuantizedInner));
+  const bool whole = grouping.group >= inner;
+  require(whole || (grouping.group > 0 && grouping.group % 16 == 0),
+          "groups of " + std::to_string(grouping.group) + ": a multiple of 16 is needed");
+  padded_inner_ = round_up(inner, whole ? kQuantizedTile : std::lcm(grouping.group, kQuantizedTile));
+  if (whole) grouping_->group = padded_inner_;
+  memory_ = Memory(code_bytes() + scale_bytes() * (grouping.minima ? 2 : 1));
+}
+
+size_t Matrix::code_bytes() const {
+  return static_cast<size_t>(num_blocks_) * kLanes * padded_inner_ * grouping_->bits / 8;
+}
+
+size_t Matrix::scale_bytes() const {
+  return static_cast<size_t>(num_blocks_) * kLanes * num_groups() * (grouping_->half_scales ? 2 : 4);
+}
+
+size_t Matrix::scale_index(int output, int group) const {
+  return (static_cast<size_t>(output / kLanes) * num_groups() + group) * kLanes + output % kLanes;
+}
+
+void Matrix::set_scale(size_t offset, size_t index, float value) {
+  char* scales = memory_.as<char>() + offset;
+  if (!grouping_->half_scales) {
+    reinterpret_cast<float*>(scales)[index] = value;
+    return;
+  }
+  const uint16_t half = exact_to_half(value);
+  if (from_half(half) != value) throw std::invalid_argument("fp16 does not hold the scale " + std::to_string(value));
+  reinterpret_cast<uint16_t*>(scales)[index] = half;
+}
+
+float Matrix::scale(size_t offset, size_t index) const {
+  const char* scales = memory_.as<char>() + offset;
+  return grouping_->half_scales ? from_half(reinterpret_cast<const uint16_t*>(scales)[index])
+                                : reinterpret_cast<const float*>(scales)[index];
+}
+
 size_t Matrix::index(int output, int k) const {
   const size_t block = static_cast<size_t>(output / kLanes) * padded_inner_ * kLanes;
   const int lane = output % kLanes;
+  if (grouping_) {
+    const int step = 32 / grouping_->bits;  // codes in four bytes; of 4 bits, the index of the byte
+    return block * grouping_->bits / 8 + static_cast<size_t>(k / step) * 4 * kLanes + lane * 4 + k % 4;
+  }
   if (format_ == Format::kBf16) return block + static_cast<size_t>(k / 2) * 2 * kLanes + lane * 2 + k % 2;
   return block + static_cast<size_t>(k) * kLanes + lane;
 }
@@ -45,11 +96,65 @@ void Matrix::pack_bf16(const uint16_t* bits, int first, int rows) {
   }
 }
 
+void Matrix::pack_groups(const uint8_t* codes, const float* scales, const float* minima, int first, int rows) {
+  const int num_scales = ceil_div(inner_, grouping_->group);
+  for (int r = 0; r < rows; ++r) {
+    pack_codes(codes + static_cast<size_t>(r) * inner_, first + r);
+    for (int g = 0; g < num_scales; ++g) {
+      const size_t from = static_cast<size_t>(r) * num_scales + g, to = scale_index(first + r, g);
+      set_scale(code_bytes(), to, scales[from]);
+      if (grouping_->minima) set_scale(code_bytes() + scale_bytes(), to, minima[from]);
+    }
+  }
+}
+
+// The padding is filled with codes of zero.
+void Matrix::pack_codes(const uint8_t* codes, int output) {
+  uint8_t* to = memory_.as<uint8_t>() + index(output, 0);
+  const auto code = [&](int k) { return static_cast<uint8_t>(k < inner_ ? codes[k] : grouping_->zero); };
+  if (grouping_->bits == 8) {
+    for (int k = 0; k < padded_inner_; ++k) to[k / 4 * 4 * kLanes + k % 4] = code(k);
+    return;
+  }
+  for (int k = 0; k < padded_inner_; ++k) {
+    if (code(k) > 15) throw std::invalid_argument("code " + std::to_string(code(k)) + " needs more than 4 bits");
+    uint8_t& pair = to[k / 8 * 4 * kLanes + k % 4];
+    pair = k % 8 < 4 ? (pair & 0xF0) | code(k) : (pair & 0x0F) | code(k) << 4;
+  }
+}
+
+void Matrix::unpack_groups(int output, float* out) const {
+  for (int k = 0; k < inner_; ++k) {
+    const uint8_t byte = memory_.as<uint8_t>()[index(output, k)];
+    const int code = grouping_->bits == 8 ? byte : k % 8 < 4 ? byte & 15 : byte >> 4;
+    const size_t at = scale_index(output, k / grouping_->group);
+    out[k] = scale(code_bytes(), at) * static_cast<float>(code - grouping_->zero);
+    if (grouping_->minima) out[k] += scale(code_bytes() + scale_bytes(), at);
+  }
+}
+
 void Matrix::unpack_row(int output, float* out) const {
+  if (grouping_) return unpack_groups(output, out);
   for (int k = 0; k < inner_; ++k) {
     out[k] = format_ == Format::kBf16 ? from_bf16(memory_.as<uint16_t>()[index(output, k)])
                                       : memory_.as<float>()[index(output, k)];
   }
+}
+
+QuantMatmulArgs quant_matmul_args(const Matrix& matrix) {
+  const Grouping& grouping = matrix.grouping();
+  QuantMatmulArgs args{};
+  args.weights = static_cast<const uint8_t*>(matrix.data());
+  args.scales = matrix.scales();
+  args.minima = matrix.minima();
+  args.half_scales = grouping.half_scales;
+  args.bits = grouping.bits;
+  args.zero = grouping.zero;
+  args.group = grouping.group;
+  args.num_groups = matrix.num_groups();
+  args.padded_inner = matrix.padded_inner();
+  args.num_blocks = matrix.num_blocks();
+  return args;
 }
 
 }  // namespace ridgeline

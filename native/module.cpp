@@ -44,13 +44,6 @@ Format parse_format(const std::string& name) {
   throw std::invalid_argument("format '" + name + "': fp32 or bf16");
 }
 
-Epilogue parse_epilogue(const std::string& name) {
-  if (name == "store") return Epilogue::kStore;
-  if (name == "add") return Epilogue::kAdd;
-  if (name == "silu_mul") return Epilogue::kSiluMul;
-  throw std::invalid_argument("epilogue '" + name + "': store, add or silu_mul");
-}
-
 void check_rows(const Matrix& m, size_t inner, size_t first, size_t rows) {
   if (inner != static_cast<size_t>(m.inner()) || first + rows > static_cast<size_t>(m.outputs()))
     throw std::invalid_argument("rows do not fit the matrix");

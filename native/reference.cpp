@@ -36,4 +36,24 @@ void matmul(const float* input, int rows, const float* weights, int outputs, int
     }
 }
 
+void matmul_quant(const QuantizedProduct& p, float* out) {
+  const int groups = (p.inner + p.group - 1) / p.group;
+  for (int row = 0; row < p.rows; ++row)
+    for (int n = 0; n < p.outputs; ++n) {
+      float total = 0;
+      for (int g = 0; g < groups; ++g) {
+        int64_t products = 0, sum = 0;
+        for (int k = g * p.group; k < std::min(p.inner, (g + 1) * p.group); ++k) {
+          const int x = p.input[static_cast<size_t>(row) * p.inner + k];
+          products += x * (p.codes[static_cast<size_t>(n) * p.inner + k] - p.zero);
+          sum += x;
+        }
+        const size_t of_row = static_cast<size_t>(row) * groups + g, of_output = static_cast<size_t>(n) * groups + g;
+        total = std::fma(static_cast<float>(products), p.input_scales[of_row] * p.scales[of_output], total);
+        if (p.minima) total = std::fma(static_cast<float>(sum) * p.input_scales[of_row], p.minima[of_output], total);
+      }
+      out[static_cast<size_t>(row) * p.outputs + n] = total;
+    }
+}
+
 }  // namespace ridgeline::reference

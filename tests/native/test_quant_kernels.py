@@ -1,0 +1,276 @@
+"""8-bit activations times 8- and 4-bit weights: every ISA path against slow twins, over all groupings."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from ridgeline._native import kernels
+from ridgeline.quant.groups import GroupedWeights, num_groups
+
+ISAS = kernels.isas()
+# bits, zero, group (None: whole rows), minima, fp16 scales: those of the formats, and some that none has yet
+GROUPINGS = [
+    (8, 128, None, False, False),
+    (8, 128, 32, False, True),
+    (8, 128, 64, False, False),
+    (8, 0, 32, True, False),
+    (8, 32, 16, False, False),
+    (4, 8, 32, False, True),
+    (4, 8, 128, False, True),
+    (4, 8, None, False, False),
+    (4, 0, 16, True, True),
+    (4, 0, 32, True, False),
+    (4, 0, 64, True, True),
+]
+SHAPES = [(1, 1, 1), (1, 96, 48), (2, 33, 17), (7, 160, 70), (13, 257, 130), (35, 576, 16), (4, 1024, 33)]
+
+
+@dataclass
+class Input:
+    """Quantized rows: codes [rows, inner], scales [rows, groups]."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+
+    def __getitem__(self, rows):
+        return Input(self.codes[rows], self.scales[rows])
+
+    def values(self, group):
+        return self.codes * np.repeat(self.scales.astype(np.float64), group, axis=1)[:, : self.codes.shape[1]]
+
+
+def wide(rng, *shape):
+    """Normal values over a wide range of exponents."""
+    return (rng.standard_normal(shape) * np.exp2(rng.integers(-8, 8, shape))).astype(np.float32)
+
+
+def random_weights(rng, outputs, inner, grouping):
+    bits, zero, group, has_minima, half = grouping
+    group = group or inner
+    codes = rng.integers(0, 1 << bits, (outputs, inner)).astype(np.uint8)
+    scales, minima = (wide(rng, outputs, num_groups(inner, group)) for _ in range(2))
+    if half:
+        scales, minima = (x.astype(np.float16).astype(np.float32) for x in (scales, minima))
+    return GroupedWeights(codes, scales, minima if has_minima else None, bits, zero, group)
+
+
+def random_input(rng, rows, weights):
+    codes = rng.integers(-127, 128, (rows, weights.shape[1])).astype(np.int8)
+    return Input(codes, np.abs(wide(rng, rows, weights.scales.shape[1])))
+
+
+def product(isa, x, weights, epilogue="store", out=None, bias=None, blocks_per_call=100):
+    outputs = weights.shape[0] // (2 if epilogue == "silu_mul" else 1)
+    out = np.zeros((len(x.codes), outputs), np.float32) if out is None else out
+    w = weights
+    kernels.matmul_quant(
+        isa, epilogue, blocks_per_call, w.bits, w.zero, w.group, w.half_scales,
+        x.codes, x.scales, w.codes, w.scales, w.minima, bias, out,
+    )  # fmt: skip
+    return out
+
+
+def magnitudes(w):
+    """What the terms of a weight's value add up to: sums of products err in proportion."""
+    parts = GroupedWeights(w.codes, np.abs(w.scales), None, w.bits, w.zero, w.group)
+    minima = 0 if w.minima is None else np.repeat(np.abs(w.minima), w.group, axis=1)[:, : w.shape[1]]
+    return np.abs(parts.dequantize()) + minima
+
+
+def reference(x, w):
+    out = np.zeros((len(x.codes), w.shape[0]), np.float32)
+    kernels.reference_matmul_quant(w.zero, w.group, x.codes, x.scales, w.codes, w.scales, w.minima, out)
+    return out
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS, ids=str)
+def test_product_has_the_bits_of_the_reference(grouping):
+    for rows, inner, outputs in SHAPES:
+        rng = np.random.default_rng(rows * inner)
+        weights = random_weights(rng, outputs, inner, grouping)
+        x = random_input(rng, rows, weights)
+        expected = reference(x, weights)
+        values = x.values(weights.group)
+        bound = 1e-5 * (np.abs(values) @ magnitudes(weights).T)
+        assert (np.abs(expected - values @ weights.dequantize().astype(np.float64).T) <= bound).all()
+        for isa in ISAS:
+            for blocks_per_call in (1, 3, 100):
+                ours = product(isa, x, weights, blocks_per_call=blocks_per_call)
+                np.testing.assert_array_equal(ours, expected, err_msg=f"{isa} {rows}x{inner}x{outputs}")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("grouping", GROUPINGS, ids=str)
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(isa, grouping):
+    rng = np.random.default_rng(1)
+    weights = random_weights(rng, 80, 288, grouping)
+    x = random_input(rng, 70, weights)
+    together = product(isa, x, weights)
+    for count in (1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33):
+        np.testing.assert_array_equal(product(isa, x[:count], weights), together[:count], err_msg=f"{count} rows")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("grouping", GROUPINGS, ids=str)
+def test_bias_and_epilogues(isa, grouping):
+    rng = np.random.default_rng(2)
+    weights = random_weights(rng, 2 * 37, 96, grouping)
+    weights = GroupedWeights(**{**vars(weights), "scales": weights.scales * np.float32(2**-8)})
+    x, bias, residual = random_input(rng, 5, weights), wide(rng, 74), wide(rng, 5, 74)
+    x.scales = np.exp2(rng.integers(-10, -6, x.scales.shape)).astype(np.float32)
+    plain = reference(x, weights)
+    np.testing.assert_array_equal(product(isa, x, weights, "store", bias=bias), plain + bias)
+    np.testing.assert_array_equal(product(isa, x, weights, "add", residual.copy()), residual + plain)
+    np.testing.assert_array_equal(product(isa, x, weights, "add", residual.copy(), bias), residual + (plain + bias))
+
+    gate, value = (half.astype(np.float64) for half in np.split(plain + bias, 2, axis=1))
+    with np.errstate(over="ignore"):
+        expected = gate / (1 + np.exp(-gate)) * value
+    out = product(isa, x, weights, "silu_mul", bias=bias)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-30)
+    np.testing.assert_array_equal(out, product("generic", x, weights, "silu_mul", bias=bias))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_largest_sums_are_exact(isa):
+    """Every product at its largest over the longest row: the sum needs all 31 bits."""
+    inner = 65_536
+    codes = np.stack([np.full(inner, 255, np.uint8), np.zeros(inner, np.uint8)])
+    weights = GroupedWeights(codes, np.ones((2, 1), np.float32), None, 8, 128, inner)
+    x = Input(np.stack([np.full(inner, sign * 127, np.int8) for sign in (1, -1)]), np.ones((2, 1), np.float32))
+    expected = np.float32(127 * inner) * np.array([[127, -128], [-127, 128]], np.float32)
+    np.testing.assert_array_equal(product(isa, x, weights), expected)
+
+
+def quantized(isa, values, group, hadamard=1):
+    """codes, scales and sums, padded to whole groups and one more."""
+    rows, width = values.shape
+    groups = num_groups(width, group) + 1
+    codes = np.full((rows, groups * group), 77, np.int8)
+    scales, sums = np.full((rows, groups), 7, np.float32), np.full((rows, groups), 7, np.int32)
+    kernels.quantize(isa, hadamard, group, values.copy(), codes, scales, sums)
+    return codes, scales, sums
+
+
+def expected_quantized(values, group):
+    """The same by numpy: every operation rounds once, so the bits must agree."""
+    rows, width = values.shape
+    groups = num_groups(width, group) + 1
+    padded = np.zeros((rows, groups * group), np.float32)
+    padded[:, :width] = values
+    x = padded.reshape(rows, groups, group)
+    with np.errstate(all="ignore"):
+        largest = np.abs(x).max(-1, keepdims=True)
+        scales = np.where(largest < 1e-30, np.float32(0), largest / np.float32(127))
+        codes = np.where(largest < 1e-30, 0, np.rint(x * (np.float32(127) / largest)))
+        broken = ~np.isfinite(x).all(-1, keepdims=True)
+        codes = np.where(broken, 0, codes).astype(np.int8)
+    scales = np.where(broken, np.float32(np.nan), scales)[..., 0]
+    return codes.reshape(rows, -1), scales, codes.astype(np.int32).sum(-1)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("group", [16, 32, 64, 128, 640])
+def test_quantization(isa, group):
+    for width in (1, 16, 45, 130, 576):
+        rng = np.random.default_rng(width)
+        values = wide(rng, 6, width)
+        values[0] = 0
+        values[1] *= np.float32(2.0**-110)  # some groups become zeros
+        values[2, width // 2] = np.nan
+        values[3, 0] = -np.inf
+        values[4] = np.round(values[4] * 8) * np.float32(0.5)  # halves: ties
+        for ours, expected in zip(quantized(isa, values, group), expected_quantized(values, group), strict=True):
+            np.testing.assert_array_equal(ours, expected, err_msg=f"width {width}")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_quantization_rounds_ties_to_even(isa):
+    values = np.array([[127, 0.5, 1.5, 2.5, -0.5, -1.5, 126.5, -127]], np.float32)
+    codes, scales, _ = quantized(isa, values, 16)
+    assert codes[0, :8].tolist() == [127, 0, 2, 2, 0, -2, 126, -127]
+    assert scales[0, 0] == 1
+
+
+def transformed(values, block):
+    """The Hadamard transform of each block, by the butterflies in fp32: neighbours first."""
+    x = values.reshape(-1, block).copy()
+    half = 1
+    while half < block:
+        pairs = x.reshape(len(x), -1, 2, half)
+        x = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2).reshape(len(x), block)
+        half *= 2
+    return (x * (np.float32(1) / np.sqrt(np.float32(block)))).reshape(values.shape)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("width", "block"), [(64, 1), (6, 2), (24, 8), (96, 32), (576, 64), (1536, 512), (2048, 2048)])
+def test_hadamard_before_quantization(isa, width, block):
+    values = np.random.default_rng(width).standard_normal((3, width)).astype(np.float32)
+    expected = transformed(values, block)
+    matrix = np.array([[1.0]])
+    while len(matrix) < block:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    exact = values.reshape(-1, block).astype(np.float64) @ matrix / np.sqrt(block)
+    np.testing.assert_allclose(expected.reshape(-1, block), exact, atol=1e-5)
+    for group in (16, width):
+        for ours, twin in zip(quantized(isa, values, group, block), expected_quantized(expected, group), strict=True):
+            np.testing.assert_array_equal(ours, twin)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_group_that_is_not_finite_reaches_its_row_alone(isa):
+    rng = np.random.default_rng(3)
+    weights = random_weights(rng, 20, 96, (8, 128, 32, False, False))
+    values = wide(rng, 4, 96)
+    values[1, 40], values[2, 95] = np.nan, np.inf
+    codes, scales, _ = quantized(isa, values, 32)
+    x = Input(np.ascontiguousarray(codes[:, :96]), np.ascontiguousarray(scales[:, :3]))
+    out = product(isa, x, weights)
+    assert np.isnan(out[[1, 2]]).all()
+    assert np.isfinite(out[[0, 3]]).all()
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS, ids=str)
+def test_packed_weights_keep_every_value(grouping):
+    rng = np.random.default_rng(4)
+    for outputs, inner in ((1, 1), (33, 70), (16, 256)):
+        w = random_weights(rng, outputs, inner, grouping)
+        out = np.zeros(w.shape, np.float32)
+        size = kernels.pack_and_unpack(w.bits, w.zero, w.group, w.half_scales, w.codes, w.scales, w.minima, out)
+        np.testing.assert_array_equal(out, w.dequantize())
+    codes, scale_bytes = 16 * 256 * w.bits // 8, 16 * w.scales.shape[1] * (2 if w.half_scales else 4)
+    assert size == codes + scale_bytes * (1 if w.minima is None else 2)  # 16 x 256 needs no padding
+
+
+def test_fp16_scales_cover_denormals_and_the_ends():
+    scales = np.array([[2**-24, 3 * 2**-24, 2**-14, -(2**-15), 65504, 0, -0.0, 1]], np.float32)
+    codes, out = np.full((1, 8 * 16), 129, np.uint8), np.zeros((1, 8 * 16), np.float32)
+    kernels.pack_and_unpack(8, 128, 16, True, codes, scales, None, out)
+    np.testing.assert_array_equal(out.reshape(8, 16)[:, 0], scales[0])
+
+
+@pytest.mark.parametrize(
+    ("bits", "zero", "group", "code", "scale", "message"),
+    [
+        (5, 0, 32, 0, 1, "5 bits"),
+        (4, 16, 32, 0, 1, "zero 16"),
+        (8, 128, 24, 0, 1, "groups of 24"),
+        (4, 8, 32, 16, 1, "code 16 needs more than 4 bits"),
+        (8, 128, 32, 0, 0.1, "fp16 does not hold the scale 0.1"),
+        (8, 128, 32, 0, 1e6, "fp16 does not hold the scale 1000000"),
+    ],
+)
+def test_weights_that_do_not_fit_their_form_are_refused(bits, zero, group, code, scale, message):
+    codes, scales = np.full((1, 64), code, np.uint8), np.full((1, num_groups(64, group)), scale, np.float32)
+    with pytest.raises(ValueError, match=message):
+        kernels.pack_and_unpack(bits, zero, group, True, codes, scales, None, np.zeros((1, 64), np.float32))
+
+
+def test_rows_too_long_for_32_bit_sums_are_refused():
+    codes = np.zeros((1, 65_552), np.uint8)
+    with pytest.raises(ValueError, match="65552: sums fit 32 bits up to 65536"):
+        kernels.pack_and_unpack(
+            8, 128, 65_552, False, codes, np.ones((1, 1), np.float32), None, codes.astype(np.float32)
+        )
