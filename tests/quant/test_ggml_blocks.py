@@ -3,7 +3,9 @@ import numpy as np
 import pytest
 
 from ridgeline.errors import CheckpointError
-from ridgeline.quant.ggml_blocks import FORMATS, dequantize
+from ridgeline.quant.ggml_blocks import FORMATS, dequantize, unpack_groups
+
+GROUPED = [name for name, fmt in FORMATS.items() if fmt.groups]
 
 
 def random_blocks(type_name: str, num_blocks: int) -> np.ndarray:
@@ -24,6 +26,31 @@ def test_values_equal_the_gguf_package_bit_for_bit(type_name):
     assert numbers.mean() > 0.8
     np.testing.assert_array_equal(ours[numbers].view(np.uint32), theirs[numbers].view(np.uint32))
     np.testing.assert_array_equal(ours, theirs)  # the same infinities and NaNs
+
+
+@pytest.mark.parametrize("type_name", GROUPED)
+def test_groups_have_the_very_same_values(type_name):
+    """Of the file's own decoding and of the gguf package, bit for bit, over more blocks than are unpacked at once."""
+    fmt = FORMATS[type_name]
+    shape = (6000, 2 * fmt.block_len)
+    raw = random_blocks(type_name, 12000)
+    with np.errstate(invalid="ignore"):
+        weights = unpack_groups(type_name, raw, shape)
+        ours = weights.dequantize()
+        decoded = dequantize(type_name, raw).reshape(shape)
+        theirs = gguf.quants.dequantize(raw.reshape(6000, -1), gguf.GGMLQuantizationType[type_name])
+    numbers = np.isfinite(ours)
+    assert numbers.mean() > 0.8
+    np.testing.assert_array_equal(ours[numbers].view(np.uint32), decoded[numbers].view(np.uint32))
+    np.testing.assert_array_equal(ours[numbers].view(np.uint32), theirs[numbers].view(np.uint32))
+    assert weights.codes.max() < 2**weights.bits
+    assert weights.group == fmt.groups.group
+
+
+def test_formats_that_hold_numbers_have_no_groups():
+    assert set(FORMATS) - set(GROUPED) == {"F32", "F16", "BF16"}
+    with pytest.raises(CheckpointError, match="F16 has no groups"):
+        unpack_groups("F16", np.zeros(64, np.uint8), (1, 32))
 
 
 @pytest.mark.parametrize("type_name", FORMATS)

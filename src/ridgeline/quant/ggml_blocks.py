@@ -1,35 +1,64 @@
-"""The block formats of GGUF files, decoded to the exact fp32 values that they stand for.
+"""The block formats of GGUF files: their exact fp32 values, and the same as grouped integers.
 
 A quantized tensor is a row-major sequence of blocks: `block_len` consecutive weights share one scale (and, in some
 formats, one minimum). The K formats have super-blocks of 256 weights whose sub-blocks carry their own small integer
-scales. Layouts follow ggml-common.h. Each decoder maps raw blocks, uint8 [blocks, block_bytes], to fp32
-[blocks, block_len] by whole-array operations, multiplying in ggml's order, so that values agree bit for bit.
+scales. Layouts follow ggml-common.h. Each unpacker maps raw blocks, uint8 [blocks, block_bytes], to codes, scales and
+minima by whole-array operations; scale * (code - zero) + minimum, in that order, gives ggml's values bit for bit.
 
-F32, F16 and BF16 are blocks of one weight: the caller needs no second path.
+F32, F16 and BF16 are blocks of one weight and have no groups: for fp32 values the caller needs no second path.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.errors import CheckpointError
 from ridgeline.quant.bf16 import from_bf16
+from ridgeline.quant.groups import GroupedWeights
 
 Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
 
+_CHUNK_BLOCKS = 1 << 12  # unpacked at a time: intermediate arrays stay in the cache
+
+
+class Unpacked(NamedTuple):
+    codes: Bytes  # [blocks, groups, group]
+    scales: Float32  # [blocks, groups]
+    minima: Float32 | None = None  # [blocks, groups]
+
+
+@dataclass(frozen=True)
+class GroupedBlocks:
+    """How the blocks of a quantized format become integers: codes of `bits` bits, `zero` stands for 0."""
+
+    unpack: Callable[[Bytes], Unpacked]
+    bits: int
+    zero: int
+    group: int
+
+    def decode(self, blocks: Bytes) -> Float32:
+        codes, scales, minima = self.unpack(blocks)
+        q = codes.view(np.int8) - np.int8(self.zero) if self.zero < 128 else (codes ^ np.uint8(128)).view(np.int8)
+        values = q * scales[..., None]
+        if minima is not None:
+            values += minima[..., None]
+        return values
+
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """`decode` maps uint8 [blocks, block_bytes] to float32 [blocks, block_len]."""
+    """`decode` maps uint8 [blocks, block_bytes] to float32 [blocks, block_len]. `groups`: of a quantized format."""
 
     block_len: int
     block_bytes: int
     decode: Callable[[Bytes], Float32]
+    groups: GroupedBlocks | None = None
 
 
 def block_format(type_name: str) -> BlockFormat:
@@ -44,6 +73,38 @@ def dequantize(type_name: str, raw: Bytes) -> Float32:
     """Decodes a flat run of whole blocks, uint8 [n * block_bytes], to float32 [n * block_len]."""
     fmt = block_format(type_name)
     return fmt.decode(raw.reshape(-1, fmt.block_bytes)).reshape(-1)
+
+
+def unpack_groups(type_name: str, raw: Bytes, shape: tuple[int, int]) -> GroupedWeights:
+    """The matrix of `shape` that lies in `raw`, in its format's own groups: the very values of `dequantize`.
+
+    Raises CheckpointError for a format without groups.
+    """
+    fmt = block_format(type_name)
+    if fmt.groups is None:
+        raise CheckpointError(f"storage type {type_name} has no groups", hint="it is not quantized")
+    outputs, inner = shape
+    own = fmt.groups
+    codes = np.empty((outputs * inner // fmt.block_len, fmt.block_len // own.group, own.group), np.uint8)
+    scales = np.empty(codes.shape[:2], np.float32)
+    minima = None
+    blocks = raw.reshape(-1, fmt.block_bytes)
+    for begin in range(0, len(blocks), _CHUNK_BLOCKS):
+        part = slice(begin, begin + _CHUNK_BLOCKS)
+        unpacked = own.unpack(blocks[part])
+        codes[part], scales[part] = unpacked.codes, unpacked.scales
+        if unpacked.minima is not None:
+            minima = np.empty_like(scales) if minima is None else minima
+            minima[part] = unpacked.minima
+    per_row = (outputs, inner // own.group)
+    return GroupedWeights(
+        codes.reshape(shape),
+        scales.reshape(per_row),
+        None if minima is None else minima.reshape(per_row),
+        own.bits,
+        own.zero,
+        own.group,
+    )
 
 
 def _half(blocks: Bytes, start: int) -> Float32:
@@ -74,22 +135,19 @@ def _bf16(blocks: Bytes) -> Float32:
     return from_bf16(blocks.view("<u2"))
 
 
-def _q8_0(blocks: Bytes) -> Float32:
+def _q8_0(blocks: Bytes) -> Unpacked:
     """fp16 d; int8 q[32]; w = d * q."""
-    return blocks[:, 2:].view(np.int8) * _half(blocks, 0)
+    return Unpacked((blocks[:, 2:] ^ np.uint8(128))[:, None], _half(blocks, 0))
 
 
-def _q4_0(blocks: Bytes) -> Float32:
+def _q4_0(blocks: Bytes) -> Unpacked:
     """fp16 d; 16 bytes of nibbles; w = d * (q - 8)."""
-    q = _nibbles(blocks[:, 2:]).reshape(-1, 32)
-    return (q.view(np.int8) - np.int8(8)) * _half(blocks, 0)
+    return Unpacked(_nibbles(blocks[:, 2:]).reshape(-1, 1, 32), _half(blocks, 0))
 
 
-def _q4_1(blocks: Bytes) -> Float32:
+def _q4_1(blocks: Bytes) -> Unpacked:
     """fp16 d, m; 16 bytes of nibbles; w = d * q + m."""
-    w = _nibbles(blocks[:, 4:]).reshape(-1, 32) * _half(blocks, 0)
-    w += _half(blocks, 2)
-    return w
+    return Unpacked(_nibbles(blocks[:, 4:]).reshape(-1, 1, 32), _half(blocks, 0), _half(blocks, 2))
 
 
 def _fifth_bits(packed: Bytes) -> Bytes:
@@ -97,21 +155,20 @@ def _fifth_bits(packed: Bytes) -> Bytes:
     return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
 
 
-def _q5_0(blocks: Bytes) -> Float32:
+def _q5_0(blocks: Bytes) -> Unpacked:
     """As Q4_0 with a fifth bit: fp16 d; 4 bytes of fifth bits; 16 bytes of nibbles; w = d * (q - 16)."""
     q = _nibbles(blocks[:, 6:]).reshape(-1, 32) | _fifth_bits(blocks[:, 2:6])
-    return (q.view(np.int8) - np.int8(16)) * _half(blocks, 0)
+    return Unpacked(q[:, None], _half(blocks, 0))
 
 
-def _q5_1(blocks: Bytes) -> Float32:
+def _q5_1(blocks: Bytes) -> Unpacked:
     """As Q4_1 with a fifth bit: fp16 d, m; 4 bytes of fifth bits; 16 bytes of nibbles; w = d * q + m."""
-    w = (_nibbles(blocks[:, 8:]).reshape(-1, 32) | _fifth_bits(blocks[:, 4:8])) * _half(blocks, 0)
-    w += _half(blocks, 2)
-    return w
+    q = _nibbles(blocks[:, 8:]).reshape(-1, 32) | _fifth_bits(blocks[:, 4:8])
+    return Unpacked(q[:, None], _half(blocks, 0), _half(blocks, 2))
 
 
 def _k_scales(blocks: Bytes) -> tuple[Float32, Float32]:
-    """Scale and minimum of the 8 sub-blocks of Q4_K and Q5_K: fp32 [blocks, 8, 1] each.
+    """Scale and minimum of the 8 sub-blocks of Q4_K and Q5_K: fp32 [blocks, 8] each; w = d * sc * q - dmin * m.
 
     fp16 d, dmin; then 12 bytes with 8 scales and 8 minima of 6 bits: the first four of each lie in the low bits of
     bytes 0..3 and 4..7; the last four have their low halves in bytes 8..11 and their top two bits in bytes 0..7.
@@ -119,28 +176,22 @@ def _k_scales(blocks: Bytes) -> tuple[Float32, Float32]:
     first, second, low = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, (low & 15) | ((first >> 6) << 4)], axis=1)
     minima = np.concatenate([second & 63, (low >> 4) | ((second >> 6) << 4)], axis=1)
-    return (scales * _half(blocks, 0))[..., None], (minima * _half(blocks, 2))[..., None]
+    return scales * _half(blocks, 0), -(minima * _half(blocks, 2))
 
 
-def _q4_k(blocks: Bytes) -> Float32:
-    """Scales; 128 bytes: each 32 bytes hold two sub-blocks of 32, low nibbles first; w = d * sc * q - dmin * m."""
-    scales, minima = _k_scales(blocks)
-    w = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32) * scales
-    w -= minima
-    return w.reshape(-1, 256)
+def _q4_k(blocks: Bytes) -> Unpacked:
+    """Scales; 128 bytes: each 32 bytes hold two sub-blocks of 32, low nibbles first."""
+    return Unpacked(_nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32), *_k_scales(blocks))
 
 
-def _q5_k(blocks: Bytes) -> Float32:
+def _q5_k(blocks: Bytes) -> Unpacked:
     """As Q4_K with a fifth bit: bit s of the 32 bytes before the nibbles belongs to sub-block s."""
-    scales, minima = _k_scales(blocks)
     q = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     q |= _bit_planes(blocks[:, 16:48], bits=1, planes=8) << 4
-    w = q * scales
-    w -= minima
-    return w.reshape(-1, 256)
+    return Unpacked(q, *_k_scales(blocks))
 
 
-def _q6_k(blocks: Bytes) -> Float32:
+def _q6_k(blocks: Bytes) -> Unpacked:
     """128 bytes of low nibbles, 64 bytes of high bit pairs, 16 int8 scales, fp16 d; w = d * sc * (q - 32).
 
     Each half of 128 weights takes 64 + 32 bytes, in four groups of 32: the low nibbles of both 32-byte runs, then the
@@ -148,21 +199,24 @@ def _q6_k(blocks: Bytes) -> Float32:
     """
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     high = _bit_planes(blocks[:, 128:192].reshape(-1, 2, 32), bits=2, planes=4)
-    q = (low | (high << 4)).view(np.int8) - np.int8(32)
     scales = blocks[:, 192:208].view(np.int8) * _half(blocks, 208)
-    return (q.reshape(-1, 16, 16) * scales[..., None]).reshape(-1, 256)
+    return Unpacked((low | (high << 4)).reshape(-1, 16, 16), scales)
+
+
+def _grouped(block_len: int, block_bytes: int, groups: GroupedBlocks) -> BlockFormat:
+    return BlockFormat(block_len, block_bytes, groups.decode, groups)
 
 
 FORMATS = {
     "F32": BlockFormat(1, 4, _f32),
     "F16": BlockFormat(1, 2, _f16),
     "BF16": BlockFormat(1, 2, _bf16),
-    "Q8_0": BlockFormat(32, 34, _q8_0),
-    "Q4_0": BlockFormat(32, 18, _q4_0),
-    "Q4_1": BlockFormat(32, 20, _q4_1),
-    "Q5_0": BlockFormat(32, 22, _q5_0),
-    "Q5_1": BlockFormat(32, 24, _q5_1),
-    "Q4_K": BlockFormat(256, 144, _q4_k),
-    "Q5_K": BlockFormat(256, 176, _q5_k),
-    "Q6_K": BlockFormat(256, 210, _q6_k),
+    "Q8_0": _grouped(32, 34, GroupedBlocks(_q8_0, bits=8, zero=128, group=32)),
+    "Q4_0": _grouped(32, 18, GroupedBlocks(_q4_0, bits=4, zero=8, group=32)),
+    "Q4_1": _grouped(32, 20, GroupedBlocks(_q4_1, bits=4, zero=0, group=32)),
+    "Q5_0": _grouped(32, 22, GroupedBlocks(_q5_0, bits=8, zero=16, group=32)),
+    "Q5_1": _grouped(32, 24, GroupedBlocks(_q5_1, bits=8, zero=0, group=32)),
+    "Q4_K": _grouped(256, 144, GroupedBlocks(_q4_k, bits=4, zero=0, group=32)),
+    "Q5_K": _grouped(256, 176, GroupedBlocks(_q5_k, bits=8, zero=0, group=32)),
+    "Q6_K": _grouped(256, 210, GroupedBlocks(_q6_k, bits=8, zero=32, group=16)),
 }
