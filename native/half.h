@@ -16,12 +16,13 @@ static inline float from_half(uint16_t half) {
   return x;
 }
 
-// Of a number that fp16 holds exactly; of others, something else.
+// Of a number that fp16 holds exactly, or NaN; of others, something else.
 static inline uint16_t exact_to_half(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
   const uint32_t sign = bits >> 16 & 0x8000u, exponent = bits >> 23 & 255u;
-  if (exponent == 255) return static_cast<uint16_t>(sign | 0x7C00u | (bits >> 13 & 0x3FFu));
+  if (x != x) return 0x7E00;
+  if (exponent == 255) return static_cast<uint16_t>(sign | 0x7C00u);
   if (exponent < 113) return static_cast<uint16_t>(sign | static_cast<uint32_t>(std::fabs(x) * 0x1p24f));
   return static_cast<uint16_t>(sign | ((exponent - 112) << 10 & 0x7C00u) | (bits >> 13 & 0x3FFu));
 }

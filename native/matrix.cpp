@@ -49,7 +49,8 @@ void Matrix::set_scale(size_t offset, size_t index, float value) {
     return;
   }
   const uint16_t half = exact_to_half(value);
-  if (from_half(half) != value) throw std::invalid_argument("fp16 does not hold the scale " + std::to_string(value));
+  if (from_half(half) != value && value == value)
+    throw std::invalid_argument("fp16 does not hold the scale " + std::to_string(value));
   reinterpret_cast<uint16_t*>(scales)[index] = half;
 }
 

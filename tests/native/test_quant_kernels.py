@@ -244,8 +244,8 @@ def test_packed_weights_keep_every_value(grouping):
     assert size == codes + scale_bytes * (1 if w.minima is None else 2)  # 16 x 256 needs no padding
 
 
-def test_fp16_scales_cover_denormals_and_the_ends():
-    scales = np.array([[2**-24, 3 * 2**-24, 2**-14, -(2**-15), 65504, 0, -0.0, 1]], np.float32)
+def test_fp16_scales_cover_denormals_the_ends_and_nan():
+    scales = np.array([[2**-24, 3 * 2**-24, 2**-14, -(2**-15), 65504, 0, -0.0, np.nan]], np.float32)
     codes, out = np.full((1, 8 * 16), 129, np.uint8), np.zeros((1, 8 * 16), np.float32)
     kernels.pack_and_unpack(8, 128, 16, True, codes, scales, None, out)
     np.testing.assert_array_equal(out.reshape(8, 16)[:, 0], scales[0])

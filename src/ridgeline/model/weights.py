@@ -27,6 +27,7 @@ from ridgeline.model.spec import ModelSpec
 from ridgeline.model.tensors import StoredTensor
 from ridgeline.quant.bf16 import to_bf16
 from ridgeline.quant.ggml_blocks import block_format, dequantize
+from ridgeline.quant.groups import GroupedWeights, GroupForm
 
 Float32 = NDArray[np.float32]
 Bf16 = NDArray[np.uint16]
@@ -75,6 +76,18 @@ class Weights(ABC):
     def read_bf16(self, name: str) -> Bf16:
         """The values rounded to nearest even, as bf16 bits of `shapes[name]`; bf16 storage passes through exactly."""
         return to_bf16(self.read(name))
+
+    def group_form(self, name: str) -> GroupForm | None:
+        """How the matrix is quantized; None: it is not, and `read` or `read_bf16` serve it."""
+        return None
+
+    def read_groups(self, name: str) -> GroupedWeights:
+        """A matrix that has a `group_form`, in that form."""
+        raise NotImplementedError(f"{name} is not quantized")
+
+    def takes_hadamard(self, name: str) -> bool:
+        """Whether the matrix is made for inputs that went through a Hadamard transform (quant/rotation.py)."""
+        return False
 
     def close(self) -> None:  # noqa: B027  (random weights hold no file)
         """Lets go of the files; `read` must not be called again."""

@@ -11,13 +11,24 @@ in fp32, the product rounded, then the sum. Codes are unsigned, so that formats 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 Codes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class GroupForm:
+    """All of a `GroupedWeights` but the numbers: enough to lay out memory before any weight is read."""
+
+    bits: int
+    zero: int
+    group: int
+    has_minima: bool
+    half_scales: bool
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,10 @@ class GroupedWeights:
     def half_scales(self) -> bool:
         """Whether fp16 holds every scale and minimum exactly, so that two bytes each are enough."""
         return all(_fits_half(values) for values in (self.scales, self.minima) if values is not None)
+
+    @property
+    def form(self) -> GroupForm:
+        return GroupForm(self.bits, self.zero, self.group, self.minima is not None, self.half_scales)
 
     def dequantize(self) -> Float32:
         """The values, fp32 [outputs, inner]."""
@@ -78,11 +93,8 @@ def stack(parts: Sequence[GroupedWeights]) -> GroupedWeights:
     Parts of different formats, as in a GGUF file whose v is stored finer than its q and k, meet in a form that holds
     each: the finer groups, the larger codes around a common zero, minima of 0 where a part has none.
     """
-    if len({_form(part) for part in parts}) > 1:
-        group = int(np.gcd.reduce([part.group for part in parts]))
-        zero = max(part.zero for part in parts)
-        has_minima = any(part.minima is not None for part in parts)
-        parts = [_widened(part, group, zero, has_minima) for part in parts]
+    form = common_form([part.form for part in parts])
+    parts = [part if part.form == form else _widened(part, form) for part in parts]
     first = parts[0]
     minima = [part.minima for part in parts if part.minima is not None]
     return GroupedWeights(
@@ -95,22 +107,33 @@ def stack(parts: Sequence[GroupedWeights]) -> GroupedWeights:
     )
 
 
-def _form(part: GroupedWeights) -> tuple[int, int, int, bool]:
-    return part.bits, part.zero, part.group, part.minima is None
+def common_form(forms: Sequence[GroupForm]) -> GroupForm:
+    """The form that `stack` gives to parts of these forms."""
+    half_scales = all(form.half_scales for form in forms)
+    if len({replace(form, half_scales=half_scales) for form in forms}) == 1:
+        return replace(forms[0], half_scales=half_scales)
+    return GroupForm(
+        bits=8,
+        zero=max(form.zero for form in forms),
+        group=int(np.gcd.reduce([form.group for form in forms])),
+        has_minima=any(form.has_minima for form in forms),
+        half_scales=half_scales,
+    )
 
 
-def _widened(part: GroupedWeights, group: int, zero: int, has_minima: bool) -> GroupedWeights:
-    """The same values with 8 bits, groups of `group`, a divisor of its own, and codes around `zero`."""
-    shift = zero - part.zero
+def _widened(part: GroupedWeights, form: GroupForm) -> GroupedWeights:
+    """The same values in `form`, whose groups divide the part's own and whose codes reach as far."""
+    shift = form.zero - part.zero
     if shift and int(part.codes.max()) + shift > np.iinfo(np.uint8).max:
-        raise ValueError(f"codes up to {part.codes.max()} around {part.zero} do not fit 8 bits around {zero}")
-    minima = np.zeros_like(part.scales) if part.minima is None and has_minima else part.minima
+        raise ValueError(f"codes up to {part.codes.max()} around {part.zero} do not fit 8 bits around {form.zero}")
+    minima = np.zeros_like(part.scales) if part.minima is None and form.has_minima else part.minima
 
     def split(values: Float32) -> Float32:
-        return np.repeat(values, part.group // group, axis=1)[:, : num_groups(part.shape[1], group)]
+        return np.repeat(values, part.group // form.group, axis=1)[:, : num_groups(part.shape[1], form.group)]
 
     codes = part.codes + np.uint8(shift)
-    return GroupedWeights(codes, split(part.scales), None if minima is None else split(minima), 8, zero, group)
+    minima = None if minima is None else split(minima)
+    return GroupedWeights(codes, split(part.scales), minima, form.bits, form.zero, form.group)
 
 
 def _fits_half(values: Float32) -> bool:
