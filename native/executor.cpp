@@ -6,13 +6,11 @@
 #include <cstring>
 
 #include "checks.h"
+#include "executor_shares.h"
 
 namespace ridgeline {
 
 namespace {
-
-constexpr int kRowsPerTask = 96;    // of a matrix product: a multiple of every register block
-constexpr int kBlocksPerTask = 4;
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -143,27 +141,8 @@ const StepResult& Executor::wait() {
 
 // --- a step: on the pool's threads
 
-// Shares the tasks of one loop after another out among the threads. All threads come by the same loops in the same
-// order, so each thread's own count of loops names the loop's common counter.
-class Executor::Shares {
- public:
-  explicit Shares(Executor& executor) : executor_(executor) {}
-
-  // Calls f(task) for each task 0 .. count - 1 on some thread, and returns when all are done.
-  template <class F>
-  void run(int count, F f) {
-    std::atomic<int>& next = executor_.counters_[loop_++];
-    for (int task; (task = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(task);
-    executor_.pool_.barrier();
-  }
-
- private:
-  Executor& executor_;
-  size_t loop_ = 0;
-};
-
 void Executor::run(int thread) {
-  Shares shares(*this);
+  Shares shares(*this, thread);
   const auto run_timed = [&](size_t op, int rows, int first_logit_row) {
     const double start = profiling_ && thread == 0 ? now_s() : 0;
     run_op(shares, ops_[op], rows, first_logit_row);
@@ -201,35 +180,6 @@ void Executor::prepare_rotations(Shares& shares) {
       cos_[row * half + i] = static_cast<float>(std::cos(static_cast<double>(angle)));
       sin_[row * half + i] = static_cast<float>(std::sin(static_cast<double>(angle)));
     }
-  });
-}
-
-void Executor::embed(Shares& shares, const Op& op, int rows) {
-  shares.run(rows, [&](int row) { matrices_[op.matrix].unpack_row(token_ids_[row], buffers_[op.out].row(row)); });
-}
-
-void Executor::norm(Shares& shares, const Op& op, int rows) {
-  const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
-  const NormArgs args{in.row(0),        in.stride, vectors_[op.vector].as<float>(), out.data(), out.stride, op.width,
-                      static_cast<int>(in.stride), shape_.norm_eps, out.format};
-  constexpr int kRows = 8;
-  shares.run(ceil_div(rows, kRows),
-             [&](int task) { kernels_.norm(args, task * kRows, std::min(rows, (task + 1) * kRows)); });
-}
-
-void Executor::matmul(Shares& shares, const Op& op, int rows) {
-  const Matrix& m = matrices_[op.matrix];
-  const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
-  const int blocks = op.epilogue == Epilogue::kSiluMul ? m.num_blocks() / 2 : m.num_blocks();
-  const MatmulArgs args{in.data(), in.stride, m.data(), m.padded_inner(), blocks,
-                        op.vector < 0 ? nullptr : vectors_[op.vector].as<float>(),
-                        out.data(), out.stride, op.epilogue, out.format};
-  const auto kernel = format_ == Format::kBf16 ? kernels_.matmul_bf16 : kernels_.matmul_f32;
-  const int row_tasks = ceil_div(rows, kRowsPerTask);
-  // neighbouring tasks share their weights, which the second reads from the cache
-  shares.run(row_tasks * ceil_div(blocks, kBlocksPerTask), [&](int task) {
-    const int row = task % row_tasks * kRowsPerTask, block = task / row_tasks * kBlocksPerTask;
-    kernel(args, row, std::min(rows, row + kRowsPerTask), block, std::min(blocks, block + kBlocksPerTask));
   });
 }
 
