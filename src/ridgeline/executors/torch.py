@@ -34,6 +34,7 @@ from ridgeline.model.program import (
     weight_shapes,
 )
 from ridgeline.model.rope import inverse_frequencies
+from ridgeline.quant.rotation import hadamard
 
 if TYPE_CHECKING:
     from ridgeline.model.weights import Weights
@@ -94,6 +95,7 @@ class TorchExecutor:
         self._dtype = DTYPES[dtype]
         self._rounds, self._rounds_kv = dtype == "bf16", (kv_dtype or dtype) == "bf16"
         self._weights = self._load(weights, progress)
+        self._takes_hadamard = weights.takes_hadamard
         self._frequencies = torch.tensor(inverse_frequencies(program.spec), dtype=self._dtype)
         self._kv = self._allocate_pages()  # [K or V, layers, slots, kv_heads, head_dim]
         self._samplers = SamplerSlots(self.vocab_size)
@@ -174,7 +176,8 @@ class TorchExecutor:
         return x * torch.rsqrt(mean_square + self.program.spec.norm_eps) * self._weights[weight]
 
     def _matmul(self, op: Matmul, buffers: dict[str, Tensor]) -> Tensor:
-        product = torch.cat([buffers[op.source] @ self._weights[name].T for name in op.weights], dim=-1)
+        source = self._source_of(op, buffers[op.source])
+        product = torch.cat([source @ self._weights[name].T for name in op.weights], dim=-1)
         if op.biases:
             product = product + torch.cat([self._weights[name] for name in op.biases])
         if op.epilogue == "add":
@@ -183,6 +186,11 @@ class TorchExecutor:
             gate, value = product.chunk(2, dim=-1)
             return self._round(functional.silu(gate) * value)
         return product
+
+    def _source_of(self, op: Matmul, rows: Tensor) -> Tensor:
+        if not any(self._takes_hadamard(name) for name in op.weights):
+            return rows
+        return torch.from_numpy(hadamard(rows.numpy()))
 
     def _rope_store(self, op: RopeStore, step: _Step, qkv: Tensor) -> Tensor:
         spec = self.program.spec
