@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bandwidth.h"
+#include "checksum.h"
 #include "cpu.h"
 #include "executor.h"
 #include "kernel_tests.h"
@@ -215,6 +216,15 @@ NB_MODULE(_native, m) {
   m.doc() = "Ridgeline's native core: see native/ for the C++.";
   ridgeline::bind_executor(m);
   ridgeline::bind_kernel_tests(m);
+  m.def(
+      "checksums",
+      [](const std::vector<ridgeline::Bytes>& sections, int threads) {
+        std::vector<std::span<const uint8_t>> views;
+        for (const auto& section : sections) views.push_back(ridgeline::view(section));
+        nb::gil_scoped_release unlocked;
+        return ridgeline::checksums(views, threads);
+      },
+      "sections"_a, "threads"_a, "A 64-bit checksum of each.");
   m.def("isa", [] { return std::string(ridgeline::choose_kernels().name); }, "The ISA path of this process.");
   m.def("read_bandwidth", &ridgeline::read_bandwidth, "num_bytes"_a, "threads"_a, "seconds"_a,
         nb::call_guard<nb::gil_scoped_release>(), "Bytes per second that `threads` threads read from `num_bytes`.");

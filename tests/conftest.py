@@ -1,13 +1,14 @@
-"""Settings of all tests.
+"""Nothing that the tests run writes into the user's own cache directory."""
 
-Property tests draw the same examples in every run of `make test`, so that a red run is about the change and not about
-luck; `make test-full` searches anew each time.
-"""
+from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 
-from hypothesis import settings
+import pytest
 
-settings.register_profile("same", derandomize=True, deadline=None)
-settings.register_profile("new", deadline=None)
-settings.load_profile(os.environ.get("RIDGELINE_EXAMPLES", "same"))
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

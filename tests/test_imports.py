@@ -38,7 +38,7 @@ ALLOWED = {
     "cost": {"errors", "config", "units", "quant", *DESCRIPTIONS},
     "engine": {"errors", "config", "units", "cost"},
     "model": {"errors", "config", "units", "quant", "cost", "executors", "engine.plan"},
-    "executors": {"errors", "config", "quant", "model", "cost", "engine.plan"},
+    "executors": {"errors", "config", "units", "quant", "model", "cost", "engine.plan"},
     "server": {"errors", "config", "units", "cost", "engine", "model"},
 }
 

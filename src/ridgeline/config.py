@@ -33,6 +33,8 @@ class ModelConfig:
     kv_memory: int | None = None  # bytes; None: from what the machine has free
     context: int | None = None  # tokens; None: the model's own limit
     max_step_tokens: int = 2048  # rows of the executor's buffers
+    packed_file: bool = True  # keep the packed weights in a file, which the next start maps
+    packed_dir: str | None = None  # where; None: in the user's cache directory
 
 
 @dataclass(frozen=True)

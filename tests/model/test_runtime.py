@@ -31,7 +31,8 @@ def load(path, *, num_sampler_slots: int = 4, **config):
 @pytest.mark.parametrize("executor", ["torch", "native"])
 def test_a_directory_becomes_a_runtime(directory, executor):
     stages = []
-    runtime = load_runtime(str(directory), ModelConfig(executor=executor), progress=lambda *stage: stages.append(stage))
+    config = ModelConfig(executor=executor, packed_file=False)
+    runtime = load_runtime(str(directory), config, progress=lambda *stage: stages.append(stage))
     assert (runtime.name, runtime.dtype, runtime.kv_dtype) == (directory.name, "fp32", "fp32")
     assert (runtime.context_len, runtime.kv_bytes_per_token, runtime.notices) == (512, KV_BYTES, ())
     assert EOS_TOKEN_ID in runtime.tokenizer.eos_token_ids

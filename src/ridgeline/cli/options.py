@@ -111,6 +111,14 @@ MODEL_OPTIONS: Group = {
         _model(Literal["checkpoint", "random"], "--weights", "random: from a config.json alone, to measure speed."),
         ModelConfig.weights,
     ),
+    "packed_file": (
+        _model(bool, "--packed-file/--no-packed-file", "Keep the packed weights in a file, which the next start maps."),
+        ModelConfig.packed_file,
+    ),
+    "packed_dir": (
+        _model(str | None, "--packed-dir", "Where packed weights are kept; in the user's cache unless given."),
+        ModelConfig.packed_dir,
+    ),
 }
 
 

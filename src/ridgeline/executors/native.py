@@ -9,6 +9,7 @@ Exactness (invariant 5) is the kernels' doing; see native/kernels_matmul.h and n
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,15 @@ from ridgeline import _native  # type: ignore[attr-defined]
 from ridgeline.engine.plan import SamplerSetup, StepPlan, StepResult
 from ridgeline.errors import ConfigError, ExecutionError
 from ridgeline.executors.native_build import Builder, Weights
+from ridgeline.executors.packed_file import PackedFile
+from ridgeline.executors.packing import load_weights
 from ridgeline.model.program import Program
 from ridgeline.model.rope import inverse_frequencies
 from ridgeline.model.spec import ModelSpec
 
 PAGE_SIZE = 16  # what the attention kernels' page layout is made for
 ARITHMETIC_VERSION = 1  # raise it when a kernel's accumulation order or rounding changes
+PACKING_VERSION = 1  # raise it when the same weights are packed into other bytes: layout, quantization, random weights
 DTYPES = ("fp32", "bf16")
 MAX_THREADS = 1024  # more than any one machine's cores; beyond, the system itself gives out
 
@@ -59,6 +63,7 @@ class NativeExecutor:
         max_step_tokens: int = 2048,
         num_sampler_slots: int = 64,
         threads: int,
+        packed: PackedFile | None = None,
         progress: Callable[[str, float], None] | None = None,
     ) -> None:
         kv_dtype = kv_dtype or dtype
@@ -81,7 +86,11 @@ class NativeExecutor:
             raise ConfigError(f"the native executor cannot be built: {error}") from error
         self.arithmetic_id = f"native-{ARITHMETIC_VERSION}-{self._core.isa}-{dtype}-{kv_dtype}"
         builder = Builder(self._core, program, dtype, kv_dtype)
-        builder.pack(weights, progress or (lambda stage, share: None))
+        report = progress or (lambda stage, share: None)
+        if packed is not None:
+            packed = packed.holding(f"{PACKING_VERSION} {dtype} {builder.contents}")
+        pack = partial(builder.pack, weights, report)
+        self.notices = load_weights(self._core, pack, packed, threads=threads, progress=report)
 
     @property
     def weight_bytes(self) -> int:

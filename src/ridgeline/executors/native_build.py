@@ -39,6 +39,7 @@ class Builder:
         self._dtype = dtype
         self._shapes = weight_shapes(program.spec)
         self._matrices: dict[tuple[str, ...], int] = {}
+        self.contents: list[str] = []  # which weights each matrix and vector holds, and where
         self._fills: list[Callable[[Weights], None]] = []  # one per matrix or vector: reads its weights and packs them
         formats = dict.fromkeys(PRODUCT_INPUTS, dtype) | {"q": kv_dtype}
         self._buffers = {
@@ -91,7 +92,7 @@ class Builder:
                 else:
                     self._core.pack(index, np.ascontiguousarray(weights.read(name)), first)
 
-        self._fills.append(fill)
+        self._declare(fill, names, firsts, outputs)
         self._matrices[names] = index
         return int(index)
 
@@ -122,5 +123,9 @@ class Builder:
             for name, first in zip(names, firsts, strict=True):
                 self._core.set_vector(index, np.ascontiguousarray(weights.read(name)), first)
 
-        self._fills.append(fill)
+        self._declare(fill, names, firsts, width)
         return int(index)
+
+    def _declare(self, fill: Callable[[Weights], None], names: tuple[str, ...], firsts: list[int], rows: int) -> None:
+        self._fills.append(fill)
+        self.contents.append(f"{names} at {firsts} of {rows}")

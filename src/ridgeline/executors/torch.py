@@ -67,6 +67,7 @@ class TorchExecutor:
     """Implements `engine.plan.Executor` on CPU; a step is computed within `submit`."""
 
     batch_invariant = False  # a library matmul picks its order of accumulation by shape
+    notices: tuple[str, ...] = ()
 
     def __init__(
         self,

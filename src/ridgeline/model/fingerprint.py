@@ -1,6 +1,6 @@
-"""What stored K and V depend on beside the tokens, as one hash.
+"""What packed weights, and what stored K and V depend on, as one hash each.
 
-Other weights, another number format, other kernels or another page layout give other bytes for the same tokens, and
+Other weights, another number format, other kernels or another page layout give other K and V for the same tokens, and
 have to give another fingerprint. Reading all weights at each start would take longer than a cache saves, so a weight
 file is known by its size, its modification time and samples of its contents: a copy that keeps the time of another
 file, and a fine-tuned twin of the same size, still differ in the samples.
@@ -24,9 +24,13 @@ HEAD_BYTES = 1 << 20  # read whole: names, shapes, and a GGUF file's metadata
 
 def kv_fingerprint(files: ModelFiles, weights: str, executor: Executor, page_bytes: int) -> bytes:
     """32 bytes for what `executor` computes from `files`, in pages of `page_bytes`; `weights` as in ModelConfig."""
-    digest = hashlib.blake2b(digest_size=32)
-    layout = (executor.arithmetic_id, executor.page_size, page_bytes, weights)
-    digest.update(repr(layout).encode())
+    layout = (executor.arithmetic_id, executor.page_size, page_bytes)
+    return hashlib.blake2b(repr(layout).encode() + weights_fingerprint(files, weights), digest_size=32).digest()
+
+
+def weights_fingerprint(files: ModelFiles, weights: str) -> bytes:
+    """32 bytes for the weights and the description of `files`; `weights` as in ModelConfig."""
+    digest = hashlib.blake2b(weights.encode(), digest_size=32)
     for path in _files(files, weights):
         digest.update(path.name.encode() + _identity(path))
     return digest.digest()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ridgeline.config import ModelConfig, nearest
 from ridgeline.cost.cores import usable_cores
@@ -25,6 +25,7 @@ from ridgeline.cost.memory import (
 from ridgeline.errors import ConfigError
 from ridgeline.model.chat_template import load_chat_template
 from ridgeline.model.generation import generation_defaults
+from ridgeline.model.packed import packed_file
 from ridgeline.model.program import Program, build
 from ridgeline.model.resolve import ModelFiles, load_spec, resolve_model
 from ridgeline.model.spec import ModelSpec
@@ -89,7 +90,9 @@ def load_runtime(
     tokenizer = load_tokenizer(files)
     chat_template = None if tokenizer is None else load_chat_template(files, tokenizer)
     options = {"dtype": dtype, "kv_dtype": kv_dtype, "num_pages": num_pages, "num_sampler_slots": num_sampler_slots}
-    executor = _make_executor(program, weights, config, options, report)
+    if (packed := packed_file(files, config, dtype)) is not None:
+        options["packed"] = packed
+    executor = _make_executor(program, weights, config, options, report, notices)
     report("ready", 1.0)
     return ModelRuntime(
         name=files.name,
@@ -187,11 +190,16 @@ def _choose_context_len(spec: ModelSpec, config: ModelConfig, num_pages: int, no
 
 
 def _make_executor(
-    program: Program, weights: Weights, config: ModelConfig, options: dict[str, Any], report: Progress
+    program: Program,
+    weights: Weights,
+    config: ModelConfig,
+    options: dict[str, Any],
+    report: Progress,
+    notices: list[str],
 ) -> Executor:
     if config.threads is not None and config.threads < 1:
         raise ConfigError(f"threads = {config.threads}: at least 1 is needed")
-    executor: Executor = _executor_class(config.executor)(
+    executor = _executor_class(config.executor)(
         program,
         weights,
         page_size=PAGE_SIZE,
@@ -200,7 +208,8 @@ def _make_executor(
         progress=report,
         **options,
     )
-    return executor
+    notices += executor.notices
+    return cast("Executor", executor)
 
 
 def _executor_class(name: str) -> Any:
