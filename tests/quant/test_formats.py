@@ -3,6 +3,7 @@ import pytest
 
 from ridgeline.errors import ConfigError
 from ridgeline.quant.formats import FORMATS, kv_format, weight_format
+from ridgeline.quant.group_form import GroupForm
 from ridgeline.quant.released import release
 
 
@@ -22,8 +23,9 @@ def test_block_formats_take_what_ggml_says():
         ("bf16", 2 * 300 * 1024),
         ("int8", 300 * 1024 + 300 * 4),
         ("int4-g128", 300 * 1024 // 2 + 300 * 8 * 2),
-        ("int4", 300 * 1024 // 2 + 300 * 8 * 2),
-        ("int4-g128-zp", 300 * 1024 // 2 + 300 * 8 * 2 + 300 * 8 // 2),
+        ("int8-g32", 300 * 1024 + 300 * 32 * 2),
+        ("int4", 300 * 1024 // 2 + 300 * 32 * 2),
+        ("int4-g128-zp", 300 * 1024 // 2 + 300 * 8 * 4),
         ("fp8", 300 * 1024 + 300 * 4),
         ("fp8-128x128", 300 * 1024 + 3 * 8 * 4),  # 300 rows: two whole blocks and a partial one
         ("mxfp4", 300 * 1024 * 17 // 32),
@@ -37,6 +39,26 @@ def test_scales_and_zero_points_count(name, expected):
 def test_rows_that_are_no_whole_blocks_take_the_next_format_as_in_llama_cpp():
     assert weight_format("q4_k").size(2, 576) == FORMATS["q5_0"].size(2, 576) == 2 * 18 * 22
     assert weight_format("q6_k").size(1, 100) == FORMATS["f16"].size(1, 100) == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "inner", "expected"),
+    [("int8", 1000, 1024 + 4), ("int8-g32", 1000, 1024 + 32 * 2), ("int4-g128", 576, 640 // 2 + 5 * 2),
+     ("int4-g128-zp", 96, 128 // 2 + 4)],
+)  # fmt: skip
+def test_rows_of_our_own_formats_are_padded_to_whole_tiles_and_groups(name, inner, expected):
+    assert weight_format(name).size(3, inner) == 3 * expected
+
+
+def test_forms_of_our_own_formats():
+    assert weight_format("int8").form(576) == GroupForm(8, 128, 576, False, False)
+    assert weight_format("int4").form(576) == GroupForm(4, 8, 32, False, True)
+    assert weight_format("int4-g128-zp").form(96) == GroupForm(4, 0, 96, True, True)
+
+
+def test_k_and_v_are_vectors_with_a_scale_each():
+    assert kv_format("int8").size(8, 100) == 8 * (100 + 4)
+    assert kv_format("fp8").size(8, 100) == 8 * 100
 
 
 def test_an_empty_matrix_takes_nothing():

@@ -4,14 +4,18 @@ A quantized matrix is cut into groups of `group_rows` x `group_cols` weights tha
 zero point. GGUF's block formats are groups along a row; a row that is no whole number of blocks is stored by llama.cpp
 in the next format that fits (`fallback`). Sizes follow ggml-common.h, the OCP microscaling specification, and the
 layouts of the GPTQ, AWQ, compressed-tensors and DeepSeek fp8 checkpoints.
+
+The formats that our own kernels compute in, `QUANTIZED`, are sized as the executor lays them out, padded to its tiles,
+so that a plan, admission and the executor agree on every byte. They name what the weights are; activations have 8 bits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ridgeline.config import nearest
 from ridgeline.errors import ConfigError
+from ridgeline.quant.group_form import GroupForm
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,16 @@ class Format:
     input_bytes: int = 0  # per column: GPTQ's group index
     fallback: str | None = None  # for rows that are no whole blocks; None: rows are padded to whole groups
     covers_embeddings: bool = True  # False: releases in this format keep embedding and output matrix in 16 bits
+    is_packed: bool = False  # laid out by our own executor
+    has_minimum: bool = False  # per group, beside the scale
+    is_rotated: bool = False  # model/rotated.py: embedding and output matrix are never one
 
     def size(self, outputs: int, inputs: int) -> int:
         """Bytes of a matrix [outputs, inputs], or of vectors: outputs of them, of inputs values each."""
         if outputs == 0 or inputs == 0:
             return 0
+        if self.is_packed:
+            return outputs * self.form(inputs).row_bytes(inputs)
         cols = self.group_cols or inputs
         if self.fallback and inputs % cols:
             return FORMATS[self.fallback].size(outputs, inputs)
@@ -44,6 +53,13 @@ class Format:
         data = outputs * _ceil(padded_inputs * self.bits, 8)
         zeros = _ceil(groups * self.zero_bits, 8)
         return data + int(groups * self.group_bytes) + zeros + self.matrix_bytes + inputs * self.input_bytes
+
+    def form(self, inputs: int) -> GroupForm:
+        """How our own executor cuts rows of `inputs` weights: fp16 scales, fp32 where a row has but one."""
+        zero = 0 if self.has_minimum else 1 << (self.bits - 1)
+        return GroupForm(
+            self.bits, zero, min(self.group_cols or inputs, inputs), self.has_minimum, bool(self.group_cols)
+        )
 
     @property
     def vectors(self) -> Format:
@@ -76,21 +92,33 @@ _GGML = [
         ("iq1_s", 1, 50), ("iq1_m", 1, 56), ("iq2_xxs", 2, 66), ("iq2_xs", 2, 74), ("iq2_s", 2, 82),
         ("iq3_xxs", 3, 98), ("iq3_s", 3, 110), ("tq1_0", 1, 54), ("tq2_0", 2, 66))),
 ]  # fmt: skip
+_PACKED = [
+    Format("int8", 8, is_packed=True, is_rotated=True),
+    *(Format(f"int8-g{n}", 8, 1, n, is_packed=True) for n in (32, 64, 128)),
+    *(Format(f"int4-g{n}", 4, 1, n, is_packed=True) for n in (32, 64, 128)),
+    *(Format(f"int4-g{n}-zp", 4, 1, n, is_packed=True, has_minimum=True) for n in (32, 64, 128)),
+]
 _GROUPED = [
-    Format("int8", 8, group_bytes=4),  # an fp32 scale per output channel
-    *(Format(f"int8-g{n}", 8, 1, n, 2) for n in (32, 64, 128)),
-    *(Format(f"int4-g{n}", 4, 1, n, 2) for n in (32, 64, 128)),
-    *(Format(f"int4-g{n}-zp", 4, 1, n, 2, zero_bits=4) for n in (32, 64, 128)),
     Format("fp8", 8, group_bytes=4, covers_embeddings=False),
     Format("fp8-128x128", 8, 128, 128, 4, covers_embeddings=False),
     Format("mxfp4", 4, 1, 32, 1, covers_embeddings=False),
     Format("mxfp8", 8, 1, 32, 1, covers_embeddings=False),
     Format("nvfp4", 4, 1, 16, 1, matrix_bytes=4, covers_embeddings=False),  # fp8 scales and an fp32 one over them
 ]
-FORMATS = {fmt.name: fmt for fmt in [*_PLAIN, *_GGML, *_GROUPED]}
-_ALIASES = {"int4": "int4-g128", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f32": "fp32"}
+FORMATS = {fmt.name: fmt for fmt in [*_PLAIN, *_GGML, *_PACKED, *_GROUPED]}
+QUANTIZED = tuple(fmt.name for fmt in _PACKED)
+_ALIASES = {
+    "int4": "int4-g32",
+    "int4-zp": "int4-g32-zp",
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "f32": "fp32",
+}
 _MIXES = ("q2_k_s", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m")
 KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "q8_0", "q4_0")
+# A scale per vector in int8; per layer at most in fp8, which is left out.
+_KV_VECTORS = {"fp8": Format("fp8", 8), "int8": Format("int8", 8, group_bytes=4)}
 
 
 def weight_format(name: str) -> Format:
@@ -106,8 +134,8 @@ def weight_format(name: str) -> Format:
 
 
 def kv_format(name: str) -> Format:
-    """The format of K and V vectors. fp8 has a scale per layer at most, which is left out. Raises ConfigError."""
+    """The format of K and V vectors. Raises ConfigError."""
     key = _ALIASES.get(name.lower(), name.lower())
     if key not in KV_FORMATS:
         raise ConfigError(f"KV format {name!r} is unknown", hint=nearest(key, list(KV_FORMATS)))
-    return replace(FORMATS[key], group_bytes=0) if key == "fp8" else FORMATS[key]
+    return _KV_VECTORS.get(key, FORMATS[key])

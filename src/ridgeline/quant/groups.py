@@ -11,24 +11,15 @@ in fp32, the product rounded, then the sum. Codes are unsigned, so that formats 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.quant.group_form import GroupForm, common_form
+
 Codes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class GroupForm:
-    """All of a `GroupedWeights` but the numbers: enough to lay out memory before any weight is read."""
-
-    bits: int
-    zero: int
-    group: int
-    has_minima: bool
-    half_scales: bool
 
 
 @dataclass(frozen=True)
@@ -104,20 +95,6 @@ def stack(parts: Sequence[GroupedWeights]) -> GroupedWeights:
         first.bits,
         first.zero,
         first.group,
-    )
-
-
-def common_form(forms: Sequence[GroupForm]) -> GroupForm:
-    """The form that `stack` gives to parts of these forms."""
-    half_scales = all(form.half_scales for form in forms)
-    if len({replace(form, half_scales=half_scales) for form in forms}) == 1:
-        return replace(forms[0], half_scales=half_scales)
-    return GroupForm(
-        bits=8,
-        zero=max(form.zero for form in forms),
-        group=int(np.gcd.reduce([form.group for form in forms])),
-        has_minima=any(form.has_minima for form in forms),
-        half_scales=half_scales,
     )
 
 

@@ -5,53 +5,64 @@ the scale that spans the group is not the best one. A few spans are tried: each 
 minimum) of least squared error is known in closed form; the span with the least error is kept. docs/decisions.md has
 the errors that chose the spans.
 
-Scales and minima are rounded to fp16 before the codes are chosen, so that what is stored is what was meant; a tensor
-whose scales lie outside fp16's normal numbers keeps them in fp32. A group with a NaN or an infinity gets the scale NaN,
-so that it reaches whoever multiplies by it.
+Scales and minima that are stored in fp16 are rounded to it before the codes are chosen, so that what is stored is what
+was meant.
 """
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.quant.group_form import GroupForm
 from ridgeline.quant.groups import Codes, GroupedWeights, num_groups
 
 Float32 = NDArray[np.float32]
 
 _SYMMETRIC_SPANS = (8 / 7, 1.0, 0.92, 0.83)  # of the largest magnitude, which is code -8 in a span of 1
 _MINIMUM_SPANS = (1.0, 0.94, 0.88, 0.82)  # of the distance from the smallest to the largest
+_LEAST_SCALE = 2.0**-20  # of a tensor's largest scale: fp16's steps are 2^-24 down there, too coarse for smaller ones
+_LARGEST_SCALE = 2.0**12  # a minimum is 8 times as large and must stay below 65,504
 _CHUNK_WEIGHTS = 1 << 17  # quantized at a time: intermediate arrays stay in the cache
 
 
-def round_to_nearest(
-    values: Float32, *, bits: int, group: int, with_minimum: bool = False, threads: int = 1
-) -> GroupedWeights:
-    """`values` [outputs, inner] in groups of `group`, `inner` for one a row. Symmetric codes lie around 8 or 128."""
+def round_to_nearest(values: Float32, form: GroupForm, *, threads: int = 1) -> GroupedWeights:
+    """`values` [outputs, inner] in `form`. Raises ValueError for what it cannot hold: NaN and infinities, and values
+    whose scales would leave the range of fp16."""
+    _check(values, form)
     outputs, inner = values.shape
-    zero = 0 if with_minimum else 1 << (bits - 1)
     codes = np.empty(values.shape, np.uint8)
-    scales = np.empty((outputs, num_groups(inner, group)), np.float32)
-    minima = np.empty_like(scales) if with_minimum else None
-    half = _fits_half(values, bits)
+    scales = np.empty((outputs, num_groups(inner, form.group)), np.float32)
+    minima = np.empty_like(scales) if form.has_minima else None
     step = max(1, _CHUNK_WEIGHTS // inner)
 
     def quantize(begin: int) -> None:
         rows = slice(begin, begin + step)
-        for first, last, size in _equal_groups(inner, group):
-            own = slice(first // group, num_groups(last, group))
-            cut = np.array(values[rows, first:last].reshape(-1, size).T, order="C")  # a copy: _fit may write to it
-            scale, minimum = _fit(cut, bits, zero, half)
-            codes[rows, first:last] = _round(cut, scale, minimum, bits, zero).T.reshape(-1, last - first)
+        for first, last, size in _equal_groups(inner, form.group):
+            own = slice(first // form.group, num_groups(last, form.group))
+            # [size, groups]: groups stand beside each other, so that numpy reduces along the slow axis.
+            cut = np.ascontiguousarray(values[rows, first:last].reshape(-1, size).T)
+            scale, minimum = _fit(cut, form)
+            codes[rows, first:last] = _round(cut, scale, minimum, form).T.reshape(-1, last - first)
             scales[rows, own] = scale.reshape(-1, own.stop - own.start)
             if minima is not None:
                 minima[rows, own] = minimum.reshape(-1, own.stop - own.start)
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(quantize, range(0, outputs, step)))
-    return GroupedWeights(codes, scales, minima, bits, zero, min(group, inner))
+    return GroupedWeights(codes, scales, minima, form.bits, form.zero, form.group)
+
+
+def _check(values: Float32, form: GroupForm) -> None:
+    largest = float(max(values.max(), -values.min()))
+    if not math.isfinite(largest):
+        raise ValueError("there are NaN or infinite weights")
+    scale = largest / (1 << (form.bits - 1))
+    if form.half_scales and largest > 0 and not _LEAST_SCALE <= scale <= _LARGEST_SCALE:
+        raise ValueError(f"weights up to {largest:.3g} need scales outside the range of fp16")
 
 
 def _equal_groups(inner: int, group: int) -> list[tuple[int, int, int]]:
@@ -60,30 +71,17 @@ def _equal_groups(inner: int, group: int) -> list[tuple[int, int, int]]:
     return [(a, b, size) for a, b, size in ((0, whole, group), (whole, inner, inner - whole)) if b > a]
 
 
-def _fits_half(values: Float32, bits: int) -> bool:
-    """Whether the tensor's largest scale is a normal number of fp16; False when something is no number."""
-    largest = max(values.max(), -values.min()) / (1 << (bits - 1))
-    half = np.finfo(np.float16)
-    return bool(half.smallest_normal <= largest <= half.max / 16)  # a minimum may be 8 times as large
-
-
-def _fit(x: Float32, bits: int, zero: int, half: bool) -> tuple[Float32, Float32]:
-    """Scale and minimum, fp32 [groups] each, of `x` [size, groups]: groups stand beside each other, so that numpy
-    reduces along the slow axis."""
+def _fit(x: Float32, form: GroupForm) -> tuple[Float32, Float32]:
+    """Scale and minimum of each group of `x`, fp32 [groups] each."""
     low, high = x.min(axis=0), x.max(axis=0)
-    broken = ~np.isfinite(low + high)
-    if broken.any():
-        x[:, broken] = low[broken] = high[broken] = 0
-    if zero == 0:
-        scale, minimum = _least_error_with_minimum(x, low, high, bits)
-    elif bits == 8:
-        scale, minimum = np.maximum(high, -low) / np.float32(127), np.zeros_like(low)
+    minimum = np.zeros_like(low)
+    if form.has_minima:
+        scale, minimum = _least_error_with_minimum(x, low, high, form.bits)
+    elif form.bits == 8:
+        scale = np.maximum(high, -low) / np.float32(127)
     else:
-        scale, minimum = _least_error(x, low, high, bits), np.zeros_like(low)
-    if half:
-        scale, minimum = (values.astype(np.float16).astype(np.float32) for values in (scale, minimum))
-    scale[broken] = np.nan
-    return scale, minimum
+        scale = _least_error(x, low, high, form.bits)
+    return (_to_half(scale), _to_half(minimum)) if form.half_scales else (scale, minimum)
 
 
 def _least_error(x: Float32, low: Float32, high: Float32, bits: int) -> Float32:
@@ -119,12 +117,12 @@ def _least_error_with_minimum(x: Float32, low: Float32, high: Float32, bits: int
     return unit * factor, low + unit * offset
 
 
-def _round(x: Float32, scale: Float32, minimum: Float32, bits: int, zero: int) -> Codes:
-    """The nearest codes, uint8 [size, groups]; `zero` where there is no scale."""
-    if zero == 0:
+def _round(x: Float32, scale: Float32, minimum: Float32, form: GroupForm) -> Codes:
+    """The nearest codes, uint8 [size, groups]; `zero` where the scale is 0."""
+    if form.has_minima:
         x = x - minimum
-    q = _to_codes(x * _inverse(scale), -zero, (1 << bits) - 1 - zero)
-    q += np.float32(zero)
+    q = _to_codes(x * _inverse(scale), -form.zero, (1 << form.bits) - 1 - form.zero)
+    q += np.float32(form.zero)
     return q.astype(np.uint8)
 
 
@@ -139,6 +137,10 @@ def _inverse(scale: Float32) -> Float32:
         inverse = 1 / scale
     inverse[~np.isfinite(inverse)] = 0
     return inverse
+
+
+def _to_half(values: Float32) -> Float32:
+    return values.astype(np.float16).astype(np.float32)
 
 
 def _dot(a: Float32, b: Float32) -> Float32:
