@@ -23,12 +23,16 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-// The CPU has bf16 tiles, and the kernel grants this process their registers (Linux: Documentation/arch/x86/xstate.rst).
+bool has_avx512vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+// The CPU has tiles for bf16 and int8, and the kernel grants this process their registers (Linux:
+// Documentation/arch/x86/xstate.rst).
 bool has_amx() {
-  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAmxInt8 = 1u << 25;
+  constexpr unsigned kNeeded = kAmxBf16 | kAmxTile | kAmxInt8;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kAmxBf16) || !(d & kAmxTile)) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kNeeded) != kNeeded) return false;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 #endif
@@ -36,9 +40,11 @@ bool has_amx() {
 bool supported(const Kernels* k) {
   if (!k) return false;
 #if defined(__x86_64__)
-  if (!std::strcmp(k->name, "amx")) return has_avx512() && has_amx();
+  if (!std::strcmp(k->name, "amx")) return has_avx512vnni() && has_amx();
+  if (!std::strcmp(k->name, "avx512vnni")) return has_avx512vnni();
   if (!std::strcmp(k->name, "avx512")) return has_avx512();
-  if (!std::strcmp(k->name, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (!std::strcmp(k->name, "avx2"))
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 #endif
   return true;
 }
@@ -46,17 +52,17 @@ bool supported(const Kernels* k) {
 }  // namespace
 
 const Kernels& kernels_by_name(const char* name) {
-  for (const Kernels* k : {kernels_amx(), kernels_avx512(), kernels_avx2(), kernels_generic()}) {
+  for (const Kernels* k : {kernels_amx(), kernels_avx512vnni(), kernels_avx512(), kernels_avx2(), kernels_generic()}) {
     if (!k || std::strcmp(k->name, name)) continue;
     if (!supported(k)) throw std::invalid_argument(std::string("this CPU does not support the ISA path ") + name);
     return *k;
   }
-  throw std::invalid_argument(std::string("unknown ISA path '") + name + "': amx, avx512, avx2 or generic");
+  throw std::invalid_argument(std::string("unknown ISA path '") + name + "': amx, avx512vnni, avx512, avx2 or generic");
 }
 
 const Kernels& choose_kernels() {
   if (const char* forced = std::getenv("RIDGELINE_ISA"); forced && *forced) return kernels_by_name(forced);
-  for (const Kernels* k : {kernels_amx(), kernels_avx512(), kernels_avx2()})
+  for (const Kernels* k : {kernels_amx(), kernels_avx512vnni(), kernels_avx512(), kernels_avx2()})
     if (supported(k)) return *k;
   return *kernels_generic();
 }

@@ -155,6 +155,7 @@ struct Kernels {
 const Kernels* kernels_generic();
 const Kernels* kernels_avx2();    // null when not compiled for this architecture
 const Kernels* kernels_avx512();
-const Kernels* kernels_amx();  // avx512's, but matrix products of bf16 by tiles: the same bits
+const Kernels* kernels_avx512vnni();  // avx512's, but dot products of 8-bit integers in one instruction
+const Kernels* kernels_amx();         // avx512vnni's, but matrix products by tiles: the same bits
 
 }  // namespace ridgeline

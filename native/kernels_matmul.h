@@ -16,8 +16,8 @@ namespace ridgeline::RIDGELINE_ISA {
 constexpr int kPrefetchBytes = 4096;
 
 struct F32Product {
-  using Element = float;
-  static constexpr int kRows = kRowsF32;
+  using Args = MatmulArgs;
+  static constexpr int kRows = kRowsF32, kBlocks = kBlocksFloat;
 
   template <int R, int B>
   static inline void run(const MatmulArgs& a, int row, const int (&blocks)[B], Vec (&sum)[R][B]) {
@@ -44,8 +44,8 @@ struct F32Product {
 };
 
 struct Bf16Product {
-  using Element = uint16_t;
-  static constexpr int kRows = kRowsBf16;
+  using Args = MatmulArgs;
+  static constexpr int kRows = kRowsBf16, kBlocks = kBlocksFloat;
 
   template <int R, int B>
   static inline void run(const MatmulArgs& a, int row, const int (&blocks)[B], Vec (&sum)[R][B]) {
@@ -106,7 +106,7 @@ static inline void finish_silu_mul(const QuantMatmulArgs& a, int row, int block,
 }
 
 template <class Product, int R, int B>
-static void plain_tile(const MatmulArgs& a, int row, int block) {
+static void plain_tile(const typename Product::Args& a, int row, int block) {
   int blocks[B];
   for (int b = 0; b < B; ++b) blocks[b] = block + b;
   Vec sum[R][B];
@@ -117,7 +117,7 @@ static void plain_tile(const MatmulArgs& a, int row, int block) {
 
 // B gate blocks and their B value blocks.
 template <class Product, int R, int B>
-static void silu_mul_tile(const MatmulArgs& a, int row, int block) {
+static void silu_mul_tile(const typename Product::Args& a, int row, int block) {
   int blocks[2 * B];
   for (int b = 0; b < B; ++b) {
     blocks[b] = block + b;
@@ -130,10 +130,11 @@ static void silu_mul_tile(const MatmulArgs& a, int row, int block) {
 }
 
 template <class Product, int R>
-static void block_row(const MatmulArgs& a, int row, int block_begin, int block_end) {
+static void block_row(const typename Product::Args& a, int row, int block_begin, int block_end) {
+  constexpr int kBlocks = Product::kBlocks;
   int block = block_begin;
   if (a.epilogue == Epilogue::kSiluMul) {
-    constexpr int B = kBlocks / 2;
+    constexpr int B = kBlocks > 1 ? kBlocks / 2 : 1;
     for (; block + B <= block_end; block += B) silu_mul_tile<Product, R, B>(a, row, block);
     for (; block < block_end; ++block) silu_mul_tile<Product, R, 1>(a, row, block);
     return;
@@ -144,7 +145,7 @@ static void block_row(const MatmulArgs& a, int row, int block_begin, int block_e
 
 // Calls block_row with the compile-time row count that equals `rows`.
 template <class Product, int R = Product::kRows>
-static void block_rows(const MatmulArgs& a, int row, int rows, int block_begin, int block_end) {
+static void block_rows(const typename Product::Args& a, int row, int rows, int block_begin, int block_end) {
   if (rows == R) {
     block_row<Product, R>(a, row, block_begin, block_end);
   } else if constexpr (R > 1) {
@@ -153,7 +154,7 @@ static void block_rows(const MatmulArgs& a, int row, int rows, int block_begin, 
 }
 
 template <class Product>
-static void matmul(const MatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
+static void matmul(const typename Product::Args& a, int row_begin, int row_end, int block_begin, int block_end) {
   for (int row = row_begin; row < row_end; row += Product::kRows) {
     const int rows = row_end - row < Product::kRows ? row_end - row : Product::kRows;
     block_rows<Product>(a, row, rows, block_begin, block_end);

@@ -1,4 +1,4 @@
-// Products of 8-bit activations with 8- or 4-bit weights over Vec, and the quantization of activations: the plain forms.
+// Products of 8-bit activations with 8- or 4-bit weights over Vec, and the quantization of activations.
 //
 // The sum of a group's products is an exact int32, so it is the same in any order; what is rounded is done group after
 // group in ascending order:
@@ -7,70 +7,88 @@
 //   total = fma(s, x_scale * w_scale, total)                     from 0
 //   total = fma(sum(x) * x_scale, minimum, total)                where there are minima
 #pragma once
-#include "half.h"
 #include "kernels.h"
 #include "kernels_matmul.h"
 
 namespace ridgeline::RIDGELINE_ISA {
 
-// sum(code * x) of one row's group with each of a block's 16 outputs.
-static inline void dot_group(int bits, int group, const uint8_t* weights, const int8_t* x, int32_t (&sums)[kLanes]) {
-  for (int lane = 0; lane < kLanes; ++lane) sums[lane] = 0;
-  if (bits == 8) {
-    for (int k = 0; k < group; k += 4, weights += 4 * kLanes)
-      for (int lane = 0; lane < kLanes; ++lane)
-        for (int i = 0; i < 4; ++i) sums[lane] += weights[4 * lane + i] * x[k + i];
-    return;
-  }
-  for (int k = 0; k < group; k += 8, weights += 4 * kLanes)
-    for (int lane = 0; lane < kLanes; ++lane)
-      for (int i = 0; i < 4; ++i) {
-        const int pair = weights[4 * lane + i];
-        sums[lane] += (pair & 15) * x[k + i] + (pair >> 4) * x[k + 4 + i];
-      }
-}
-
 // The scales, or the minima, of 16 outputs.
 static inline Vec load_scales(const void* scales, bool half, size_t at) {
-  if (!half) return load(static_cast<const float*>(scales) + at);
-  float values[kLanes];
-  for (int lane = 0; lane < kLanes; ++lane) values[lane] = from_half(static_cast<const uint16_t*>(scales)[at + lane]);
-  return load(values);
+  return half ? load_half(static_cast<const uint16_t*>(scales) + at) : load(static_cast<const float*>(scales) + at);
 }
 
-static inline Vec quant_product(const QuantMatmulArgs& a, int row, int block) {
-  const size_t group_bytes = static_cast<size_t>(a.group) * kLanes * a.bits / 8;
-  const uint8_t* weights = a.weights + static_cast<size_t>(block) * a.num_groups * group_bytes;
-  const int8_t* x = a.input + row * a.input_stride;
-  Vec total = zero();
-  for (int g = 0; g < a.num_groups; ++g) {
-    int32_t sums[kLanes];
-    dot_group(a.bits, a.group, weights + g * group_bytes, x + static_cast<size_t>(g) * a.group, sums);
-    const size_t of_row = static_cast<size_t>(row) * a.num_groups + g;
-    const size_t of_block = (static_cast<size_t>(block) * a.num_groups + g) * kLanes;
-    float products[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane)
-      products[lane] = static_cast<float>(sums[lane] - a.zero * a.input_sums[of_row]);
-    const float x_scale = a.input_scales[of_row];
-    total = fma(load(products), mul(broadcast(x_scale), load_scales(a.scales, a.half_scales, of_block)), total);
-    if (a.minima) {
-      const Vec x_sum = broadcast(static_cast<float>(a.input_sums[of_row]) * x_scale);
-      total = fma(x_sum, load_scales(a.minima, a.half_scales, of_block), total);
+template <int kBits>
+struct QuantProduct {
+  using Args = QuantMatmulArgs;
+  static constexpr int kRows = kRowsQuant, kBlocks = kBlocksQuant;
+  static constexpr int kStep = 16;  // inner values at a time: divides every group
+  static constexpr int kLineBytes = 4 * kLanes, kLines = kStep * kBits / 32;
+
+  template <int R, int B>
+  static inline void run(const Args& a, int row, const int (&blocks)[B], Vec (&total)[R][B]) {
+    const uint8_t* weights[B];
+    for (int b = 0; b < B; ++b)
+      weights[b] = a.weights + static_cast<size_t>(blocks[b]) * a.padded_inner * kLanes * kBits / 8;
+    for (int r = 0; r < R; ++r)
+      for (int b = 0; b < B; ++b) total[r][b] = zero();
+    for (int group = 0; group < a.num_groups; ++group) {
+      Ints sum[R][B];
+      for (int r = 0; r < R; ++r) {
+        const Ints offset = broadcast_int(-a.zero * a.input_sums[of_row(a, row + r, group)]);
+        for (int b = 0; b < B; ++b) sum[r][b] = offset;
+      }
+      for (int k = group * a.group; k < (group + 1) * a.group; k += kStep) {
+        add_step(a, row, k, weights, sum);
+        for (int b = 0; b < B; ++b) weights[b] += kLines * kLineBytes;
+      }
+      add_group(a, row, group, blocks, sum, total);
     }
   }
-  return total;
-}
 
-static void matmul_quant(const QuantMatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
-  for (int block = block_begin; block < block_end; ++block)
-    for (int row = row_begin; row < row_end; ++row) {
-      const Vec product = quant_product(a, row, block);
-      if (a.epilogue == Epilogue::kSiluMul) {
-        finish_silu_mul(a, row, block, product, quant_product(a, row, a.num_blocks + block));
-      } else {
-        finish_plain(a, row, block, product);
+ private:
+  static size_t of_row(const Args& a, int row, int group) { return static_cast<size_t>(row) * a.num_groups + group; }
+
+  // sum += code * x over the inner values k .. k + kStep - 1.
+  template <int R, int B>
+  static inline void add_step(const Args& a, int row, int k, const uint8_t* const (&weights)[B], Ints (&sum)[R][B]) {
+    for (int line = 0; line < kLines; ++line)
+      for (int b = 0; b < B; ++b) {
+        const uint8_t* at = weights[b] + line * kLineBytes;
+        __builtin_prefetch(at + kPrefetchBytes);
+        Codes codes[8 / kBits];
+        codes[0] = load_codes(at);
+        if constexpr (kBits == 4) split_nibbles(codes[0], codes[0], codes[1]);
+        for (int part = 0; part < 8 / kBits; ++part)
+          for (int r = 0; r < R; ++r) {
+            const Quad x = load_quad(a.input + (row + r) * a.input_stride + k + (line * 8 / kBits + part) * 4);
+            sum[r][b] = dot(codes[part], x, sum[r][b]);
+          }
+      }
+  }
+
+  template <int R, int B>
+  static inline void add_group(const Args& a, int row, int group, const int (&blocks)[B], const Ints (&sum)[R][B],
+                               Vec (&total)[R][B]) {
+    for (int b = 0; b < B; ++b) {
+      const size_t of_block = (static_cast<size_t>(blocks[b]) * a.num_groups + group) * kLanes;
+      const Vec scales = load_scales(a.scales, a.half_scales, of_block);
+      for (int r = 0; r < R; ++r) {
+        const Vec input_scale = broadcast(a.input_scales[of_row(a, row + r, group)]);
+        total[r][b] = fma(to_floats(sum[r][b]), mul(input_scale, scales), total[r][b]);
+      }
+      if (!a.minima) continue;
+      const Vec minima = load_scales(a.minima, a.half_scales, of_block);
+      for (int r = 0; r < R; ++r) {
+        const size_t at = of_row(a, row + r, group);
+        const Vec input_sum = broadcast(static_cast<float>(a.input_sums[at]) * a.input_scales[at]);
+        total[r][b] = fma(input_sum, minima, total[r][b]);
       }
     }
+  }
+};
+
+static void matmul_quant(const QuantMatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
+  (a.bits == 8 ? matmul<QuantProduct<8>> : matmul<QuantProduct<4>>)(a, row_begin, row_end, block_begin, block_end);
 }
 
 // In place, in the natural order of butterflies: neighbours first.

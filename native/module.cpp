@@ -231,9 +231,9 @@ NB_MODULE(_native, m) {
   m.def(
       "matmul_flops",
       [](const std::string& dtype, int rows, int inner, int outputs, int threads, double seconds) {
-        return ridgeline::matmul_throughput(ridgeline::choose_kernels(), ridgeline::parse_format(dtype), rows, inner,
-                                            outputs, threads, seconds);
+        return ridgeline::matmul_throughput(ridgeline::choose_kernels(),
+                                            ridgeline::matrix_of_format(dtype, outputs, inner), rows, threads, seconds);
       },
       "dtype"_a, "rows"_a, "inner"_a, "outputs"_a, "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
-      "Floating-point operations per second of `rows` rows by a matrix [outputs, inner], by our own kernels.");
+      "Operations per second (2 per multiply-add) of `rows` rows by a matrix [outputs, inner], by our own kernels.");
 }

@@ -3,24 +3,25 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
 
-#include "matrix.h"
 #include "thread_pool.h"
 
 namespace ridgeline {
 
-double matmul_throughput(const Kernels& kernels, Format format, int rows, int inner, int outputs, int num_threads,
-                         double seconds) {
+namespace {
+
+constexpr int kRowsPerTask = 96, kBlocksPerTask = 4;  // as a step shares them out
+
+// The largest operations per second of kernel(row_begin, row_end, block_begin, block_end) over all rows and blocks.
+template <class Kernel>
+double best_rate(int rows, const Matrix& matrix, int num_threads, double seconds, Kernel kernel) {
   using Clock = std::chrono::steady_clock;
-  const Matrix matrix(outputs, inner, format);
-  const size_t stride = matrix.padded_inner(), out_stride = static_cast<size_t>(matrix.num_blocks()) * kLanes;
-  const Memory input(rows * stride * sizeof(float)), out(rows * out_stride * sizeof(float));
-  const MatmulArgs args{input.as<void>(), stride, matrix.data(), matrix.padded_inner(), matrix.num_blocks(), nullptr,
-                        out.as<void>(), out_stride, Epilogue::kStore, Format::kF32};
-  const auto kernel = format == Format::kBf16 ? kernels.matmul_bf16 : kernels.matmul_f32;
-  constexpr int kBlocksPerTask = 4, kRowsPerTask = 96;  // as a step shares them out
-  const int row_tasks = (rows + kRowsPerTask - 1) / kRowsPerTask;
-  const int num_tasks = row_tasks * ((args.num_blocks + kBlocksPerTask - 1) / kBlocksPerTask);
+  const auto since = [](Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); };
+  const int row_tasks = (rows + kRowsPerTask - 1) / kRowsPerTask, blocks = matrix.num_blocks();
+  const int num_tasks = row_tasks * ((blocks + kBlocksPerTask - 1) / kBlocksPerTask);
   ThreadPool pool(num_threads);
   std::atomic<int> next{0};
   double best = 0;
@@ -31,14 +32,54 @@ double matmul_throughput(const Kernels& kernels, Format format, int rows, int in
     pool.start([&](int) {
       for (int task; (task = next.fetch_add(1)) < num_tasks;) {
         const int row = task % row_tasks * kRowsPerTask, block = task / row_tasks * kBlocksPerTask;
-        kernel(args, row, std::min(row + kRowsPerTask, rows), block, std::min(block + kBlocksPerTask, args.num_blocks));
+        kernel(row, std::min(row + kRowsPerTask, rows), block, std::min(block + kBlocksPerTask, blocks));
       }
     });
     pool.wait();
-    const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
-    best = std::max(best, 2.0 * rows * inner * outputs / elapsed);
-  } while (std::chrono::duration<double>(Clock::now() - begin).count() < seconds);
+    best = std::max(best, 2.0 * rows * matrix.inner() * matrix.outputs() / since(start));
+  } while (since(begin) < seconds);
   return best;
+}
+
+// Untouched memory is one page of zeros, which would be read from the cache.
+void touch(Matrix& matrix) {
+  for (Memory* section : matrix.sections()) std::memset(section->as<char>(), 0, section->bytes());
+}
+
+}  // namespace
+
+Matrix matrix_of_format(const std::string& format, int outputs, int inner) {
+  if (format == "fp32") return Matrix(outputs, inner, Format::kF32);
+  if (format == "bf16") return Matrix(outputs, inner, Format::kBf16);
+  if (format == "int8") return Matrix(outputs, inner, Grouping{8, 128, inner, false, false});
+  int bits = 0, group = 0, length = 0;
+  std::sscanf(format.c_str(), "int%d-g%d%n", &bits, &group, &length);
+  const std::string rest = format.substr(length);
+  if (length == 0 || (rest != "" && rest != "-zp"))
+    throw std::invalid_argument("format '" + format + "': fp32, bf16, int8, int8-g64, int4-g32, int4-g32-zp ...");
+  const bool minima = rest == "-zp";
+  return Matrix(outputs, inner, Grouping{bits, minima ? 0 : 1 << (bits - 1), group, minima, true});
+}
+
+double matmul_throughput(const Kernels& kernels, Matrix matrix, int rows, int num_threads, double seconds) {
+  touch(matrix);
+  const size_t stride = matrix.padded_inner(), out_stride = static_cast<size_t>(matrix.num_blocks()) * kLanes;
+  const Memory input(rows * stride * sizeof(float)), out(rows * out_stride * sizeof(float));
+  if (!matrix.is_quantized()) {
+    const MatmulArgs args{input.as<void>(), stride, matrix.data(), matrix.padded_inner(), matrix.num_blocks(), nullptr,
+                          out.as<void>(), out_stride, Epilogue::kStore, Format::kF32};
+    const auto kernel = matrix.format() == Format::kBf16 ? kernels.matmul_bf16 : kernels.matmul_f32;
+    return best_rate(rows, matrix, num_threads, seconds, [&](auto... range) { kernel(args, range...); });
+  }
+  const Memory scales(rows * matrix.num_groups() * sizeof(float)), sums(rows * matrix.num_groups() * sizeof(int32_t));
+  QuantMatmulArgs args = quant_matmul_args(matrix);
+  args.input = input.as<int8_t>();
+  args.input_stride = stride;
+  args.input_scales = scales.as<float>();
+  args.input_sums = sums.as<int32_t>();
+  args.out = out.as<float>();
+  args.out_stride = out_stride;
+  return best_rate(rows, matrix, num_threads, seconds, [&](auto... range) { kernels.matmul_quant(args, range...); });
 }
 
 }  // namespace ridgeline

@@ -106,7 +106,51 @@ static inline float reduce_max(Vec x) {
   return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
 }
 
+static inline Vec load_half(const uint16_t* p) {
+  const auto* halves = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
+
+struct Ints {
+  __m256i lo, hi;
+};
+static inline Ints broadcast_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+static inline Vec to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
+
+struct Codes {
+  __m256i lo, hi;
+};
+static inline Codes load_codes(const uint8_t* p) {
+  const auto* halves = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
+}
+static inline void split_nibbles(Codes pairs, Codes& low, Codes& high) {
+  const __m256i nibble = _mm256_set1_epi8(15);
+  low = {_mm256_and_si256(pairs.lo, nibble), _mm256_and_si256(pairs.hi, nibble)};
+  high = {_mm256_and_si256(_mm256_srli_epi16(pairs.lo, 4), nibble),
+          _mm256_and_si256(_mm256_srli_epi16(pairs.hi, 4), nibble)};
+}
+
+// vpmaddubsw would saturate: the even and the odd values are multiplied as 16-bit numbers instead
+struct Quad {
+  __m256i even, odd;
+};
+static inline Quad load_quad(const int8_t* x) {
+  int32_t four_bytes;
+  std::memcpy(&four_bytes, x, 4);
+  const __m256i bytes = _mm256_set1_epi32(four_bytes);
+  return {_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)};
+}
+static inline Ints dot(Codes w, Quad x, Ints sum) {
+  const auto half = [&](__m256i codes, __m256i before) {
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(255)), x.even);
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), x.odd);
+    return _mm256_add_epi32(before, _mm256_add_epi32(even, odd));
+  };
+  return {half(w.lo, sum.lo), half(w.hi, sum.hi)};
+}
+
 // Sixteen registers hold half as many pairs of registers.
-constexpr int kRowsF32 = 2, kRowsBf16 = 1, kBlocks = 2, kQueries = 4;
+constexpr int kRowsF32 = 2, kRowsBf16 = 1, kBlocksFloat = 2, kRowsQuant = 2, kBlocksQuant = 1, kQueries = 4;
 
 }  // namespace ridgeline::RIDGELINE_ISA

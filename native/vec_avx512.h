@@ -78,7 +78,54 @@ static inline float reduce_max(Vec x) {
   return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
 }
 
+static inline Vec load_half(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+
+struct Ints {
+  __m512i v;
+};
+static inline Ints broadcast_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
+static inline Vec to_floats(Ints x) { return {_mm512_cvtepi32_ps(x.v)}; }
+
+struct Codes {
+  __m512i v;
+};
+static inline Codes load_codes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+static inline void split_nibbles(Codes pairs, Codes& low, Codes& high) {
+  const __m512i nibble = _mm512_set1_epi8(15);
+  low = {_mm512_and_si512(pairs.v, nibble)};
+  high = {_mm512_and_si512(_mm512_srli_epi16(pairs.v, 4), nibble)};
+}
+
+static inline __m512i four_bytes(const int8_t* x) {
+  int32_t bytes;
+  std::memcpy(&bytes, x, 4);
+  return _mm512_set1_epi32(bytes);
+}
+#ifdef __AVX512VNNI__
+struct Quad {
+  __m512i v;
+};
+static inline Quad load_quad(const int8_t* x) { return {four_bytes(x)}; }
+static inline Ints dot(Codes w, Quad x, Ints sum) { return {_mm512_dpbusd_epi32(sum.v, w.v, x.v)}; }
+#else
+// vpmaddubsw would saturate: the even and the odd values are multiplied as 16-bit numbers instead
+struct Quad {
+  __m512i even, odd;
+};
+static inline Quad load_quad(const int8_t* x) {
+  const __m512i bytes = four_bytes(x);
+  return {_mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8), _mm512_srai_epi16(bytes, 8)};
+}
+static inline Ints dot(Codes w, Quad x, Ints sum) {
+  const __m512i even = _mm512_madd_epi16(_mm512_and_si512(w.v, _mm512_set1_epi16(255)), x.even);
+  const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(w.v, 8), x.odd);
+  return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
+}
+#endif
+
 // Register blocks: rows x blocks accumulators must fit in 32 registers beside the operands.
-constexpr int kRowsF32 = 6, kRowsBf16 = 3, kBlocks = 4, kQueries = 8;
+constexpr int kRowsF32 = 6, kRowsBf16 = 3, kBlocksFloat = 4, kRowsQuant = 4, kBlocksQuant = 2, kQueries = 8;
 
 }  // namespace ridgeline::RIDGELINE_ISA

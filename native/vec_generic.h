@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "half.h"
+
 namespace ridgeline::RIDGELINE_ISA {
 
 struct Vec {
@@ -118,6 +120,55 @@ static inline float reduce_max(Vec x) {
   return reduce(x, [](float a, float b) { return a > b ? a : b; });
 }
 
-constexpr int kRowsF32 = 2, kRowsBf16 = 1, kBlocks = 2, kQueries = 4;
+// 16 numbers of fp16.
+static inline Vec load_half(const uint16_t* p) {
+  return each_lane([&](int i) { return from_half(p[i]); });
+}
+
+// 16 int32.
+struct Ints {
+  int32_t v[16];
+};
+static inline Ints broadcast_int(int32_t x) {
+  Ints r;
+  for (int i = 0; i < 16; ++i) r.v[i] = x;
+  return r;
+}
+static inline Vec to_floats(Ints x) {
+  return each_lane([&](int i) { return static_cast<float>(x.v[i]); });
+}
+
+// Four unsigned codes for each of 16 outputs.
+struct Codes {
+  uint8_t v[64];
+};
+static inline Codes load_codes(const uint8_t* p) {
+  Codes r;
+  std::memcpy(r.v, p, sizeof r.v);
+  return r;
+}
+static inline void split_nibbles(Codes pairs, Codes& low, Codes& high) {
+  for (int i = 0; i < 64; ++i) {
+    low.v[i] = pairs.v[i] & 15;
+    high.v[i] = pairs.v[i] >> 4;
+  }
+}
+
+// Four inputs, the same for all outputs.
+struct Quad {
+  int8_t v[4];
+};
+static inline Quad load_quad(const int8_t* x) {
+  Quad r;
+  std::memcpy(r.v, x, sizeof r.v);
+  return r;
+}
+// sum + the products of each output's four codes with the four inputs.
+static inline Ints dot(Codes w, Quad x, Ints sum) {
+  for (int i = 0; i < 64; ++i) sum.v[i / 4] += w.v[i] * x.v[i % 4];
+  return sum;
+}
+
+constexpr int kRowsF32 = 2, kRowsBf16 = 1, kBlocksFloat = 2, kRowsQuant = 1, kBlocksQuant = 1, kQueries = 4;
 
 }  // namespace ridgeline::RIDGELINE_ISA

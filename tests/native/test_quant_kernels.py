@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from ridgeline._native import kernels
+from ridgeline._native import kernels, matmul_flops
 from ridgeline.quant.groups import GroupedWeights, num_groups
 
 ISAS = kernels.isas()
@@ -274,3 +274,14 @@ def test_rows_too_long_for_32_bit_sums_are_refused():
         kernels.pack_and_unpack(
             8, 128, 65_552, False, codes, np.ones((1, 1), np.float32), None, codes.astype(np.float32)
         )
+
+
+@pytest.mark.parametrize("name", ["int8", "int8-g64", "int4-g32", "int4-g128-zp"])
+def test_throughput_is_measured_by_the_name_of_a_format(name):
+    assert matmul_flops(name, rows=3, inner=96, outputs=40, threads=2, seconds=0) > 0
+
+
+@pytest.mark.parametrize("name", ["int", "int4", "int8-g", "int8-g64-", "int4-g32-zpx", "q4_0", ""])
+def test_throughput_of_an_unknown_format_is_refused(name):
+    with pytest.raises(ValueError, match=f"format '{name}'"):
+        matmul_flops(name, rows=1, inner=64, outputs=16, threads=1, seconds=0)
