@@ -105,6 +105,7 @@ class FakeEndpoint:
         pages: dict[str, Any] | None = None,
     ) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.client_ports: list[int] = []  # one per body: equal ones came on the same connection
         self.url = ""
         self._kind, self._answers, self._clock = kind, answers, clock
         self._api_key = api_key
@@ -164,6 +165,7 @@ class FakeEndpoint:
             return web.Response(text="<html>not here</html>", content_type="text/html", status=404)
         body = await request.json()
         self.bodies.append(body)
+        self.client_ports.append(request.transport.get_extra_info("peername")[1] if request.transport else 0)
         return await self._answer(request, self._next(body), body)
 
     def _next(self, body: dict[str, Any]) -> Answer:

@@ -249,6 +249,17 @@ def test_llama_cpp_is_asked_not_to_use_its_cache() -> None:
     assert running.bodies[0]["ignore_eos"] is True
 
 
+@pytest.mark.parametrize(("kind", "connections"), [("openai", 1), ("llamacpp", 2)])
+def test_llama_cpp_gets_a_connection_per_request(kind: str, connections: int) -> None:
+    async def ask_twice() -> list[Record]:
+        async with connect(await detect(running.url)) as client:
+            return [await client.stream(RAW) for _ in range(2)]
+
+    with FakeEndpoint(kind) as running:
+        assert all(record.ok for record in asyncio.run(ask_twice()))
+    assert len(set(running.client_ports)) == connections
+
+
 def test_ollama_is_asked_in_its_own_words() -> None:
     with FakeEndpoint("ollama") as running:
         request = GenerationRequest(prompt="x", max_tokens=5, num_ctx=8192, seed=3, keep_alive="5m")

@@ -51,6 +51,9 @@ def test_a_client_that_was_late() -> None:
     assert judged(replace(closed(), lags=[0.0] * 199 + [1.0]))["valid"]  # once in two hundred
     late = judged(replace(closed(), lags=[0.0] * 190 + [0.02] * 10))
     assert "event loop lagged 20.0 ms at P99" in late["invalid_reasons"][0]
+    assert "real-time priority" in late["invalid_reasons"][0]
+    urgent = judged(replace(closed(), lags=[0.02] * 200, is_real_time=True))
+    assert urgent["invalid_reasons"][0].endswith("it needs a core of its own")
     short = judged(replace(closed(), lags=[0.02] * 20))
     assert short["valid"]
     assert "too short" in short["notes"][0]

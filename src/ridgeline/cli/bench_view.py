@@ -13,6 +13,7 @@ from ridgeline.cli import INTERRUPTED
 from ridgeline.cli.output import print_json
 from ridgeline.errors import ConfigError
 from ridgeline.measure.compare import compare
+from ridgeline.measure.endpoints import short_name
 from ridgeline.measure.store import Store
 from ridgeline.units import format_duration
 
@@ -45,7 +46,8 @@ def show(result: dict[str, Any], *, report: Path | None, as_json: bool) -> None:
 
 def print_result(result: dict[str, Any]) -> None:
     console = Console(width=None if Console().is_terminal else 200)
-    console.print(f"{result['model']} on {result['server']} at {result['url']}, run {result['id']}", highlight=False)
+    where = f"{result['server']} at {result['url']}, run {result['id']}"
+    console.print(f"{short_name(result['model'])} on {where}", highlight=False)
     console.print(_table(result["points"]))
     for line in remarks(result):
         console.print(line, highlight=False, soft_wrap=True)
@@ -109,6 +111,7 @@ def remarks(result: dict[str, Any]) -> list[str]:
                 f"{name}: {_number(whole)} tokens/s over the whole run of {_time(point['duration_s'])}; output counted "
                 f"by {point['token_source']}, {point['output_tokens_mean']:.0f} tokens a request"
             )
+            lines.append(f"{name}: {_client(point['client'])}")
         if reason := point["predicted"].get("reason"):
             lines.append(f"{name}: no limit: {reason}")
         lines += [f"{name}: {note}" for note in point["notes"]]
@@ -117,6 +120,17 @@ def remarks(result: dict[str, Any]) -> list[str]:
     if (capacity := result["capacity"]) is not None:
         lines.append(_capacity(capacity))
     return lines
+
+
+def _client(client: dict[str, Any]) -> str:
+    """How late it was, and what it took from a server on the same machine."""
+    lags = [
+        f"{what} {_time(client[name])} late at P99"
+        for what, name in (("event loop", "loop_lag_p99_s"), ("requests", "schedule_lag_p99_s"))
+        if client[name] is not None
+    ]
+    priority = "real-time" if client["real_time"] else "ordinary"
+    return "the client: " + ", ".join([*lags, f"{client['cpu_share']:.1%} of a core at {priority} priority"])
 
 
 def _gains(points: list[dict[str, Any]]) -> list[str]:
@@ -175,7 +189,7 @@ def _list(runs: list[str], as_json: bool) -> int:
         table.add_column(name)
     for run in summaries:
         loads = ", ".join(_load_name(point) for point in run["points"])
-        table.add_row(run["id"], run["model"], run["server"], loads, "yes" if run["valid"] else "no")
+        table.add_row(run["id"], short_name(run["model"]), run["server"], loads, "yes" if run["valid"] else "no")
     Console(width=None if Console().is_terminal else 200).print(table)
     return 0
 

@@ -20,7 +20,7 @@ _UNKNOWN = "-"
 def print_latency(latency: Latency, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     endpoint, findings = latency.endpoint, latency.findings
-    console.print(f"[bold]{endpoint.model}[/] on [bold]{endpoint.server}[/] at {endpoint.url}\n")
+    console.print(f"[bold]{endpoint.short_name}[/] on [bold]{endpoint.server}[/] at {endpoint.url}\n")
     if not findings.valid:
         for reason in findings.invalid_reasons:
             console.print(Text(f"not valid: {reason}", style="red"))

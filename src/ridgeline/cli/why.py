@@ -78,7 +78,7 @@ def answer(latency: Latency) -> list[str]:
 
     endpoint, findings = latency.endpoint, latency.findings
     ttft, tpot = findings.repeats.ttft_median_s, latency.tpot_s
-    head = f"{endpoint.model} on {endpoint.server} ({endpoint.url})"
+    head = f"{endpoint.short_name} on {endpoint.server} ({endpoint.url})"
     if ttft is None or not tpot:
         paragraphs = [f"{head} gave no answer that could be timed."]
     else:

@@ -194,6 +194,8 @@ class Bench:
             lags=watch.lags,
             mean_in_flight=watch.mean_in_flight,
             elapsed_s=watch.elapsed_s,
+            cpu_share=watch.cpu_share,
+            is_real_time=watch.is_real_time,
             is_partial=self.is_stopped,
             num_interrupted=self._num_interrupted,
         )

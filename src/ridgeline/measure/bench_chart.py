@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.errors import ConfigError
 from ridgeline.measure.charts import load_altair, render_png, render_svg
+from ridgeline.measure.endpoints import short_name
 from ridgeline.units import format_duration
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def _page(result: dict[str, Any], svg: str) -> str:
         template,
         "report.html",  # by its suffix, values are escaped
         result=result,
+        title=short_name(result["model"]),
         svg=svg,
         json=json.dumps(result, indent=1, ensure_ascii=False),
         duration=lambda seconds: "-" if seconds is None else format_duration(seconds),

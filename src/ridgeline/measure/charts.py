@@ -42,7 +42,7 @@ def latency_chart(latency: Latency, *, titled: bool = True) -> altair.HConcatCha
     chart: altair.HConcatChart = alt.hconcat(left, right, spacing=50).configure_view(stroke=None)
     if not titled:
         return chart
-    title = f"{latency.endpoint.model} on {latency.endpoint.server}"
+    title = f"{latency.endpoint.short_name} on {latency.endpoint.server}"
     return chart.properties(title=alt.Title(title, fontSize=16, anchor="start", offset=12))
 
 

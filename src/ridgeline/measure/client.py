@@ -131,7 +131,9 @@ def _session(endpoint: Endpoint, timeout_s: float, clock: Callable[[], float]) -
     trace.on_connection_reuseconn.append(connected)
     return aiohttp.ClientSession(
         headers=headers,
-        connector=aiohttp.TCPConnector(limit=0),  # the load decides how many are in flight
+        connector=aiohttp.TCPConnector(  # no limit: the load decides how many are in flight
+            limit=0, force_close=not endpoint.capabilities.keeps_connections
+        ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=timeout_s),
         trace_configs=[trace],
     )

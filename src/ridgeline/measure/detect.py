@@ -22,7 +22,8 @@ _CAPABILITIES = {
     "ridgeline": Capabilities(completions=True, ignore_eos=True, continuous_usage=True),
     "vllm": Capabilities(completions=True, ignore_eos=True, continuous_usage=True),
     "sglang": Capabilities(completions=True, ignore_eos=True, continuous_usage=True),
-    "llama.cpp": Capabilities(completions=True, ignore_eos=True, cache_prompt=True),
+    # Its answers say keep-alive, but it closes after a stream: the next request on that connection would be lost.
+    "llama.cpp": Capabilities(completions=True, ignore_eos=True, cache_prompt=True, keeps_connections=False),
     "ollama": Capabilities(completions=True),
     "unknown": Capabilities(),
 }

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ridgeline.errors import ConfigError
@@ -34,6 +35,7 @@ class Capabilities:
     seed: bool = True
     continuous_usage: bool = False  # token counts in every chunk
     cache_prompt: bool = False  # `cache_prompt: false` switches the prefix cache off for a request
+    keeps_connections: bool = True  # after a streamed answer; else a request gets a connection of its own
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,20 @@ class Endpoint:
     api_key: str | None = field(default=None, repr=False)
 
     @property
+    def short_name(self) -> str:
+        return short_name(self.model)
+
+    @property
     def is_local(self) -> bool:
         """Whether it runs on this machine (or claims to, through a tunnel)."""
         host = self.url.partition("://")[2].partition("/")[0]
         host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def short_name(model: str) -> str:
+    """How to call a model in text: llama.cpp names one by the whole path of its file."""
+    return Path(model).name if Path(model).is_absolute() else model
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,11 @@ own beside the records: requests in flight over time, and how late the event loo
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+
+from ridgeline.measure.priority import real_time
 
 Clock = Callable[[], float]
 Job = Callable[[float | None], Awaitable[None]]
@@ -61,11 +64,14 @@ async def _awaited(job: Job, time: float | None) -> None:
 
 
 class Watch:
-    """`lags`: seconds by which a timer of the event loop was late, a hundred times a second."""
+    """`lags`: seconds by which a timer of the event loop was late, a hundred times a second. `cpu_share`: of one core,
+    what this thread computed while it beat."""
 
     def __init__(self, clock: Clock) -> None:
         self.lags: list[float] = []
         self.now_in_flight = 0
+        self.is_real_time = False
+        self.cpu_share = 0.0
         self._clock = clock
         self._area = 0.0  # requests x seconds
         self._started = self._changed = clock()
@@ -91,9 +97,12 @@ class Watch:
     @asynccontextmanager
     async def beating(self) -> AsyncIterator[Watch]:
         beat = asyncio.create_task(self._beat())
+        started, computed = time.perf_counter(), time.thread_time()
         try:
-            yield self
+            with real_time() as self.is_real_time:
+                yield self
         finally:
+            self.cpu_share = (time.thread_time() - computed) / (time.perf_counter() - started)
             beat.cancel()
 
     def _change(self, by: int) -> None:

@@ -68,6 +68,8 @@ class Run:
     lags: list[float] = field(default_factory=list)
     mean_in_flight: float = 0.0
     elapsed_s: float = 0.0  # first request's start to last one's end, by the same account
+    cpu_share: float | None = None  # of one core, the client's own work
+    is_real_time: bool = False  # the client's priority: on time whatever else the machine computes
     is_partial: bool = False
     num_interrupted: int = 0  # in flight when the run was ended early; not among the records
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ridgeline.errors import ConfigError
 from ridgeline.measure.charts import latency_chart, load_altair, render_png, render_svg
+from ridgeline.measure.endpoints import short_name
 from ridgeline.measure.latency import Latency
 from ridgeline.units import format_duration
 
@@ -51,6 +52,7 @@ def _page(latency: Latency, svg: str) -> str:
         template,
         "report.html",  # by its suffix, values are escaped
         facts=facts,
+        title=short_name(facts["model"]),
         svg=svg,
         json=json.dumps(facts, indent=1, ensure_ascii=False),
         date=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),

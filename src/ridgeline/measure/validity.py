@@ -50,13 +50,15 @@ def check(run: Run, figures: dict[str, Any], expected: Expected) -> dict[str, An
     return {"valid": not reasons, "invalid_reasons": reasons, "notes": _notes(run, figures, expected), "client": health}
 
 
-def client_health(run: Run) -> dict[str, float | None]:
+def client_health(run: Run) -> dict[str, Any]:
     """Seconds, and in-flight requests two ways: counted by the load generator, and rate x mean time (Little)."""
     lags, waits = sorted(run.lags), sorted(metrics.queue_client(record) for record in run.records)
     times = [record.t_end - record.t_send for record in run.records if record.t_end is not None]
     scheduled = max((record.t_sched for record in run.records), default=run.started) - run.started
     sent = max((record.t_send for record in run.records), default=run.started) - run.started
     return {
+        "real_time": run.is_real_time,
+        "cpu_share": run.cpu_share,
         "loop_lag_p99_s": percentile(lags, 0.99) if len(lags) >= LEAST_BEATS else None,
         "schedule_lag_p99_s": percentile(waits, 0.99) if waits and run.load.is_open else None,
         "offered_rate": len(run.records) / scheduled if run.load.is_open and scheduled > 0 else None,
@@ -73,17 +75,18 @@ def _nothing_done(figures: dict[str, Any]) -> str | None:
     return f"no request completed ({kinds or 'none was sent'})"
 
 
-def _loop_lag(health: dict[str, float | None]) -> str | None:
+def _loop_lag(health: dict[str, Any]) -> str | None:
     lag = health["loop_lag_p99_s"]
     if lag is None or lag <= MAX_LOOP_LAG_S:
         return None
     return (
         f"the client was late: its event loop lagged {lag * 1e3:.1f} ms at P99, the limit is "
         f"{MAX_LOOP_LAG_S * 1e3:.0f} ms: it needs a core of its own"
+        + ("" if health["real_time"] else ", or real-time priority (on Linux: root, or CAP_SYS_NICE)")
     )
 
 
-def _schedule_lag(run: Run, figures: dict[str, Any], health: dict[str, float | None]) -> str | None:
+def _schedule_lag(run: Run, figures: dict[str, Any], health: dict[str, Any]) -> str | None:
     lag, ttft = health["schedule_lag_p99_s"], figures["ttft_send_s"]["p50"]
     if lag is None or ttft is None or lag <= MAX_SCHEDULE_LAG * ttft:
         return None
@@ -93,7 +96,7 @@ def _schedule_lag(run: Run, figures: dict[str, Any], health: dict[str, float | N
     )
 
 
-def _achieved_rate(run: Run, health: dict[str, float | None]) -> str | None:
+def _achieved_rate(run: Run, health: dict[str, Any]) -> str | None:
     offered, achieved = health["offered_rate"], health["achieved_rate"]
     if offered is None or achieved is None or achieved >= (1 - MAX_DEVIATION) * offered:
         return None
@@ -132,7 +135,7 @@ def _deviation(what: str, pairs: list[tuple[int | None, int | None]]) -> str | N
     return f"{what} lengths are off: {got:,.1f} tokens on average, {wanted:,.1f} were asked for"
 
 
-def _littles_law(run: Run, health: dict[str, float | None]) -> str | None:
+def _littles_law(run: Run, health: dict[str, Any]) -> str | None:
     """Within 5 %, or the lag of a client that is still valid, per request: what very short requests are made of."""
     counted, computed = health["in_flight_mean"], health["in_flight_by_littles_law"]
     if run.is_partial or not counted or computed is None:
