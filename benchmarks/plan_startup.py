@@ -17,7 +17,7 @@ import time
 
 PLAN = ["-m", "ridgeline.cli", "plan", "qwen3-0.6b", "--hardware", "h100-sxm"]
 NOTHING = ["-c", "pass"]
-HEAVY = ("torch", "transformers", "numpy", "tokenizers", "fastapi")
+HEAVY = ("torch", "transformers", "numpy", "tokenizers", "starlette")
 LISTING = (
     "import sys; from ridgeline.cli import main; main(sys.argv[1:]); "
     "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"

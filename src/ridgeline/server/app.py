@@ -13,9 +13,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from ridgeline.engine.loop import Engine
 from ridgeline.errors import RequestError
@@ -32,18 +35,16 @@ from ridgeline.server.state import Served, ServerState
 from ridgeline.server.tokens import detokenize, tokenize
 from ridgeline.server.transport import CLIENT_CLOSED_REQUEST, ClientGone, RequestId, read_body, unless_client_leaves
 
-READ = ["GET", "HEAD"]
 SWITCH_INTERVAL_S = 2e-4  # the engine's thread and the loop's hand the GIL over sooner than Python's 5 ms
 
 
-def create_app(state: ServerState) -> FastAPI:
+def create_app(state: ServerState) -> Starlette:
     """The server as an ASGI application. Its lifespan loads the model by `state.load` and shuts the engine down."""
-    app = FastAPI(title="Ridgeline", lifespan=_lifespan, openapi_url=None, redirect_slashes=False)
+    routes = [*_generation_routes(state), *_information_routes(state), *_cache_routes(state)]
+    app = Starlette(routes=routes, lifespan=_lifespan)
+    app.router.redirect_slashes = False
     app.state.server = state
     errors.install(app)
-    _add_generation_routes(app, state)
-    _add_information_routes(app, state)
-    _add_cache_routes(app, state)
     app.add_middleware(BearerAuth, api_keys=state.config.api_keys, admin_key=state.config.admin_key)
     if state.config.cors_origins:
         app.add_middleware(
@@ -53,7 +54,7 @@ def create_app(state: ServerState) -> FastAPI:
     return app
 
 
-def _add_generation_routes(app: FastAPI, state: ServerState) -> None:
+def _generation_routes(state: ServerState) -> list[Route]:
     async def generate(request: Request, prepare: Prepare) -> Response:
         arrived_at = time.monotonic()
         state.require()
@@ -68,11 +69,9 @@ def _add_generation_routes(app: FastAPI, state: ServerState) -> None:
         job = await asyncio.to_thread(prepare, state, envelope)
         return await _answer(request, job)
 
-    @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await generate(request, prepare_chat)
 
-    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await generate(request, prepare_completion)
 
@@ -81,13 +80,18 @@ def _add_generation_routes(app: FastAPI, state: ServerState) -> None:
         body = await read_body(request, state.config.max_body_bytes)
         return json_response(await asyncio.to_thread(work, state, body))
 
-    @app.post("/tokenize")
     async def post_tokenize(request: Request) -> Response:
         return await off_loop(request, tokenize)
 
-    @app.post("/detokenize")
     async def post_detokenize(request: Request) -> Response:
         return await off_loop(request, detokenize)
+
+    return [
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/tokenize", post_tokenize, methods=["POST"]),
+        Route("/detokenize", post_detokenize, methods=["POST"]),
+    ]
 
 
 async def _answer(request: Request, job: Job) -> Response:
@@ -105,36 +109,40 @@ async def _answer(request: Request, job: Job) -> Response:
         generation.close()
 
 
-def _add_information_routes(app: FastAPI, state: ServerState) -> None:
-    @app.api_route("/v1/models", methods=READ)
-    async def models() -> Response:
+def _information_routes(state: ServerState) -> list[Route]:
+    async def models(request: Request) -> Response:
         served = state.require()
         return json_response({"object": "list", "data": [_model_card(state, served, name) for name in served.names]})
 
-    @app.api_route("/v1/models/{name:path}", methods=READ)
-    async def model(name: str) -> Response:
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
         return json_response(_model_card(state, state.require_model(name), name))
 
-    @app.api_route("/health", methods=READ)
-    async def health() -> Response:
+    async def health(request: Request) -> Response:
         status, body = _health(state)
         return json_response(body, status=status)
 
-    @app.api_route("/metrics", methods=READ)
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
         return Response(state.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
+    return [
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
+        Route("/health", health),
+        Route("/metrics", metrics),
+    ]
 
-def _add_cache_routes(app: FastAPI, state: ServerState) -> None:
+
+def _cache_routes(state: ServerState) -> list[Route]:
     """Both ask the engine's thread, and wait for its step."""
 
-    @app.get("/cache/tree")
-    async def get_cache_tree() -> Response:
+    async def get_cache_tree(request: Request) -> Response:
         return json_response(await asyncio.to_thread(cache_tree, state.require()))
 
-    @app.post("/cache/flush")
-    async def post_cache_flush() -> Response:
+    async def post_cache_flush(request: Request) -> Response:
         return json_response(await asyncio.to_thread(flush_cache, state.require()))
+
+    return [Route("/cache/tree", get_cache_tree), Route("/cache/flush", post_cache_flush, methods=["POST"])]
 
 
 def _model_card(state: ServerState, served: Served, name: str) -> dict[str, Any]:
@@ -173,7 +181,7 @@ def _health(state: ServerState) -> tuple[int, dict[str, Any]]:
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     state: ServerState = app.state.server
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _start_loading(state)

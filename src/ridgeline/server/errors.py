@@ -1,6 +1,6 @@
 """Every failure in OpenAI's shape: `{"error": {"message", "type", "param", "code", ...numbers}}`.
 
-One function maps an exception to a status and a body; the handlers below make FastAPI's own refusals (unknown path,
+One function maps an exception to a status and a body; the handlers below make Starlette's own refusals (unknown path,
 wrong method, a bug of ours) go through it too, so a client meets one shape only. The numbers behind a message stand
 beside it under stable keys, because agents act on them.
 """
@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from ridgeline.config import nearest
@@ -82,7 +84,7 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     return error
 
 
-def install(app: FastAPI) -> None:
+def install(app: Starlette) -> None:
     """Registers the handlers."""
 
     async def on_ridgeline(request: Request, error: Exception) -> Response:
@@ -108,7 +110,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, on_bug)
 
 
-def _paths(app: FastAPI) -> list[str]:
+def _paths(app: Starlette) -> list[str]:
     return [route.path for route in app.routes if isinstance(route, Route)]
 
 

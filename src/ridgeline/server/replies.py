@@ -6,8 +6,8 @@ import time
 from collections.abc import AsyncIterator
 
 import msgspec
-from fastapi import Response
 from msgspec import UNSET, UnsetType
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.engine.request import Delta, RequestMetrics

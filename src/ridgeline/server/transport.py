@@ -12,9 +12,8 @@ import uuid
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from fastapi import Request
 from starlette.datastructures import MutableHeaders
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.errors import RequestError
