@@ -25,7 +25,8 @@ _Config = TypeVar("_Config")
 class ModelConfig:
     """How a checkpoint becomes something that runs. Owned by `model/runtime.py`."""
 
-    dtype: str = "auto"  # auto | fp32 | bf16
+    dtype: str = "auto"  # auto | fp32 | bf16 | int8, int4, ... | gguf: quant/formats.py
+    head_dtype: str | None = None  # of the output matrix; None: as dtype
     kv_dtype: str | None = None  # None: as dtype
     threads: int | None = None  # None: the usable cores
     weights: str = "checkpoint"  # checkpoint | random

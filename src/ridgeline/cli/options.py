@@ -17,6 +17,7 @@ import typer
 
 from ridgeline.config import Admission, EngineConfig, ModelConfig, Policy, SchedulerKind, ServerConfig
 from ridgeline.errors import ConfigError
+from ridgeline.quant.formats import served_format
 from ridgeline.units import parse_bytes, parse_tokens
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ def _argument_parser(parse: Callable[[str], int]) -> Callable[[str], int]:
     return parse_argument
 
 
+def _parse_format(text: str) -> str:
+    return text if text == "auto" else served_format(text)
+
+
 def _option(kind: Any, flag: str, help: str, panel: str, **settings: Any) -> Any:
     return Annotated[kind, typer.Option(flag, help=help, rich_help_panel=panel, **settings)]
 
@@ -73,12 +78,23 @@ def _model(kind: Any, flag: str, help: str, **settings: Any) -> Any:
 
 
 _BYTES = {"parser": _argument_parser(parse_bytes), "metavar": "SIZE"}
+_FORMAT = {"parser": _argument_parser(_parse_format), "metavar": "FMT"}
 _TOKENS = {"parser": _argument_parser(parse_tokens), "metavar": "TOKENS"}
 
 MODEL_OPTIONS: Group = {
     "dtype": (
-        _model(Literal["auto", "fp32", "bf16"], "--dtype", "Arithmetic; auto: what the checkpoint holds."),
+        _model(
+            str,
+            "--dtype",
+            "auto: bf16 or fp32, as the checkpoint. int8, int4, gguf (a GGUF file's own groups) are faster and "
+            "approximate: activations in 8 bits. Groups: int8-g64, int4-g32, int4-g128-zp, ...",
+            **_FORMAT,
+        ),
         ModelConfig.dtype,
+    ),
+    "head_dtype": (
+        _model(str | None, "--head-dtype", "Of the output matrix; as --dtype unless given.", **_FORMAT),
+        ModelConfig.head_dtype,
     ),
     "kv_dtype": (
         _model(Literal["fp32", "bf16"] | None, "--kv-dtype", "KV cache format; as --dtype unless given."),

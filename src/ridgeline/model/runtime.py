@@ -20,17 +20,19 @@ from ridgeline.cost.memory import (
     kv_bytes_per_token,
     kv_pages,
     pages_needed,
-    weight_bytes,
 )
 from ridgeline.errors import ConfigError
 from ridgeline.model.chat_template import load_chat_template
 from ridgeline.model.generation import generation_defaults
 from ridgeline.model.packed import packed_file
 from ridgeline.model.program import Program, build
+from ridgeline.model.quantized import arithmetic, held_bytes, in_format, is_rotated
 from ridgeline.model.resolve import ModelFiles, load_spec, resolve_model
+from ridgeline.model.rotated import untied
 from ridgeline.model.spec import ModelSpec
 from ridgeline.model.tokenizer import load_tokenizer
 from ridgeline.model.weights import Weights, open_weights, random_weights
+from ridgeline.quant.formats import GGUF, QUANTIZED, SERVED, served_format
 from ridgeline.units import format_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, float], None]  # a stage's name, and the share of that stage that is done
 
-DTYPES = {"native": ("fp32", "bf16"), "torch": ("fp32", "fp64", "bf16")}
+DTYPES = {"native": SERVED, "torch": ("fp32", "fp64", "bf16")}
 KV_DTYPES = ("fp32", "bf16")
 
 
@@ -79,18 +81,20 @@ def load_runtime(
     report("reading the model's description", 0.0)
     files = resolve_model(model)
     spec = load_spec(files)
-    program = build(spec)
     notices: list[str] = []
     dtype = _choose_dtype(config, spec, notices)
+    head_dtype = None if config.head_dtype is None else served_format(config.head_dtype)
     kv_dtype = _choose_kv_dtype(config, dtype)
-    weights = _open(files, spec, config)
-    num_pages = _size_pages(spec, config, dtype, kv_dtype, num_sampler_slots, notices)
+    program = build(untied(spec) if is_rotated(dtype) else spec)
+    weights = in_format(_open(files, spec, config), spec, dtype, head_dtype)
+    _announce(files, weights, dtype, notices)
+    num_pages = _size_pages(spec, config, held_bytes(weights, dtype), kv_dtype, num_sampler_slots, notices)
     context_len = _choose_context_len(spec, config, num_pages, notices)
     report("loading the tokenizer", 0.0)
     tokenizer = load_tokenizer(files)
     chat_template = None if tokenizer is None else load_chat_template(files, tokenizer)
     options = {"dtype": dtype, "kv_dtype": kv_dtype, "num_pages": num_pages, "num_sampler_slots": num_sampler_slots}
-    if (packed := packed_file(files, config, dtype)) is not None:
+    if (packed := packed_file(files, config, "+".join(filter(None, (dtype, head_dtype))))) is not None:
         options["packed"] = packed
     executor = _make_executor(program, weights, config, options, report, notices)
     report("ready", 1.0)
@@ -122,15 +126,27 @@ def _choose_dtype(config: ModelConfig, spec: ModelSpec, notices: list[str]) -> s
             return spec.stored_dtype
         notices.append(f"the checkpoint's {spec.stored_dtype} weights run as bf16; --dtype fp32 keeps them exact")
         return "bf16"
+    if config.executor == "native":
+        return served_format(config.dtype)
     if config.dtype not in known:
         hint = nearest(config.dtype, ["auto", *known])
         raise ConfigError(f"the {config.executor} executor has no dtype {config.dtype!r}", hint=hint)
     return config.dtype
 
 
+def _announce(files: ModelFiles, weights: Weights, dtype: str, notices: list[str]) -> None:
+    """Says that 8-bit activations are no exact arithmetic, and when a file's own grid is left."""
+    products = arithmetic(weights, dtype)
+    if products == dtype:
+        return
+    notices.append(f"{dtype} is {products}: activations in 8 bits, approximate against its weights; bf16 is not")
+    if files.kind == "gguf" and dtype != GGUF:
+        notices.append(f"the file's own quantized weights are rounded anew to {dtype}; --dtype gguf keeps them")
+
+
 def _choose_kv_dtype(config: ModelConfig, dtype: str) -> str:
     if config.kv_dtype is None:
-        return dtype if dtype in KV_DTYPES else "fp32"
+        return "bf16" if dtype in (*QUANTIZED, GGUF) else dtype if dtype in KV_DTYPES else "fp32"
     if config.kv_dtype not in KV_DTYPES:
         raise ConfigError(f"unknown kv_dtype {config.kv_dtype!r}", hint=nearest(config.kv_dtype, list(KV_DTYPES)))
     return config.kv_dtype
@@ -146,14 +162,13 @@ def _open(files: ModelFiles, spec: ModelSpec, config: ModelConfig) -> Weights:
 
 
 def _size_pages(
-    spec: ModelSpec, config: ModelConfig, dtype: str, kv_dtype: str, max_requests: int, notices: list[str]
+    spec: ModelSpec, config: ModelConfig, weights: int, kv_dtype: str, max_requests: int, notices: list[str]
 ) -> int:
     """Pages to allocate, the null page included: what the memory allows, but no more than `max_requests` sequences of
     the full context could ever fill."""
     longest = min(spec.max_context_len, config.context or spec.max_context_len)
     useful = max_requests * pages_needed(longest, PAGE_SIZE) + 1
     free_bytes = available_memory()
-    weights = weight_bytes(spec, "bf16" if dtype == "bf16" else "fp32")
     budget = config.kv_memory if config.kv_memory is not None else kv_budget(free_bytes, weights)
     num_pages = min(useful, kv_pages(budget, spec, kv_dtype, PAGE_SIZE))
     page_bytes = PAGE_SIZE * kv_bytes_per_token(spec, kv_dtype)

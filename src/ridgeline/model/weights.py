@@ -13,6 +13,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,12 +27,13 @@ from ridgeline.model.safetensors import open_safetensors
 from ridgeline.model.spec import ModelSpec
 from ridgeline.model.tensors import StoredTensor
 from ridgeline.quant.bf16 import to_bf16
-from ridgeline.quant.ggml_blocks import block_format, dequantize
-from ridgeline.quant.groups import GroupedWeights, GroupForm
+from ridgeline.quant.ggml_blocks import block_format, dequantize, group_form, unpack_groups
+from ridgeline.quant.group_form import GroupForm
+from ridgeline.quant.groups import GroupedWeights
 
 Float32 = NDArray[np.float32]
 Bf16 = NDArray[np.uint16]
-_Number = TypeVar("_Number", np.float32, np.uint16)
+_Number = TypeVar("_Number", np.float32, np.uint16, np.uint8)
 
 _CHUNK_WEIGHTS = 1 << 18  # decoded at a time: intermediate arrays stay in the cache
 _RANDOM_STD = 0.02
@@ -170,6 +172,22 @@ class CheckpointWeights(Weights):
         out = np.empty(tensor.shape, np.uint16)
         _decode(tensor, out, lambda type_name, raw: to_bf16(dequantize(type_name, raw)))
         return self._in_half_split_order(name, out)
+
+    def stored_form(self, name: str) -> GroupForm | None:
+        """The form of the file's own groups; None: the tensor is stored as plain numbers."""
+        return group_form(self._tensors[name].type)
+
+    def read_stored_groups(self, name: str) -> GroupedWeights:
+        """A matrix in the file's own groups, with the very values of `read`."""
+        tensor = self._tensors[name]
+        outputs, inner = tensor.shape
+        groups = unpack_groups(tensor.type, tensor.data, (outputs, inner))
+        return replace(
+            groups,
+            codes=self._in_half_split_order(name, groups.codes),
+            scales=self._in_half_split_order(name, groups.scales),
+            minima=None if groups.minima is None else self._in_half_split_order(name, groups.minima),
+        )
 
     def stored_type(self, name: str) -> str:
         return self._tensors[name].type

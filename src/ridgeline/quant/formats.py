@@ -5,8 +5,8 @@ zero point. GGUF's block formats are groups along a row; a row that is no whole 
 in the next format that fits (`fallback`). Sizes follow ggml-common.h, the OCP microscaling specification, and the
 layouts of the GPTQ, AWQ, compressed-tensors and DeepSeek fp8 checkpoints.
 
-The formats that our own kernels compute in, `QUANTIZED`, are sized as the executor lays them out, padded to its tiles,
-so that a plan, admission and the executor agree on every byte. They name what the weights are; activations have 8 bits.
+`QUANTIZED` are those that our own kernels compute in, on activations of 8 bits. They are sized as the executor lays
+them out, padded to its tiles, so that a plan, admission and the executor agree.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ _GROUPED = [
     Format("nvfp4", 4, 1, 16, 1, matrix_bytes=4, covers_embeddings=False),  # fp8 scales and an fp32 one over them
 ]
 FORMATS = {fmt.name: fmt for fmt in [*_PLAIN, *_GGML, *_PACKED, *_GROUPED]}
+PLAIN = ("fp32", "bf16")
 QUANTIZED = tuple(fmt.name for fmt in _PACKED)
+GGUF = "gguf"  # whatever groups a GGUF file has
+SERVED = (*PLAIN, *QUANTIZED, GGUF)  # by the native executor
 _ALIASES = {
     "int4": "int4-g32",
     "int4-zp": "int4-g32-zp",
@@ -131,6 +134,16 @@ def weight_format(name: str) -> Format:
     if found is None:
         raise ConfigError(f"number format {name!r} is unknown", hint=nearest(key, [*FORMATS, "int4"]))
     return found
+
+
+def served_format(name: str) -> str:
+    """The full name of a format that the native executor computes in. Raises ConfigError, listing them all."""
+    key = name.lower()
+    key = _ALIASES.get(key, key)
+    if key not in SERVED:
+        known = ", ".join(("auto", *SERVED, "int4"))
+        raise ConfigError(f"the native executor has no dtype {name!r}", hint=f"known: {known}")
+    return key
 
 
 def kv_format(name: str) -> Format:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ridgeline.errors import CheckpointError
 from ridgeline.quant.bf16 import from_bf16
+from ridgeline.quant.group_form import GroupForm
 from ridgeline.quant.groups import GroupedWeights
 
 Bytes = NDArray[np.uint8]
@@ -41,6 +42,7 @@ class GroupedBlocks:
     bits: int
     zero: int
     group: int
+    has_minima: bool = False
 
     def decode(self, blocks: Bytes) -> Float32:
         codes, scales, minima = self.unpack(blocks)
@@ -75,6 +77,16 @@ def dequantize(type_name: str, raw: Bytes) -> Float32:
     return fmt.decode(raw.reshape(-1, fmt.block_bytes)).reshape(-1)
 
 
+def group_form(type_name: str) -> GroupForm | None:
+    """How a type's own groups are laid out; None: it is not quantized. Scales of the K formats are products of two
+    numbers, which fp16 does not hold."""
+    fmt = block_format(type_name)
+    if fmt.groups is None:
+        return None
+    own = fmt.groups
+    return GroupForm(own.bits, own.zero, own.group, has_minima=own.has_minima, half_scales=fmt.block_len == own.group)
+
+
 def unpack_groups(type_name: str, raw: Bytes, shape: tuple[int, int]) -> GroupedWeights:
     """The matrix of `shape` that lies in `raw`, in its format's own groups: the very values of `dequantize`.
 
@@ -87,14 +99,13 @@ def unpack_groups(type_name: str, raw: Bytes, shape: tuple[int, int]) -> Grouped
     own = fmt.groups
     codes = np.empty((outputs * inner // fmt.block_len, fmt.block_len // own.group, own.group), np.uint8)
     scales = np.empty(codes.shape[:2], np.float32)
-    minima = None
+    minima = np.empty_like(scales) if own.has_minima else None
     blocks = raw.reshape(-1, fmt.block_bytes)
     for begin in range(0, len(blocks), _CHUNK_BLOCKS):
         part = slice(begin, begin + _CHUNK_BLOCKS)
         unpacked = own.unpack(blocks[part])
         codes[part], scales[part] = unpacked.codes, unpacked.scales
-        if unpacked.minima is not None:
-            minima = np.empty_like(scales) if minima is None else minima
+        if minima is not None:
             minima[part] = unpacked.minima
     per_row = (outputs, inner // own.group)
     return GroupedWeights(
@@ -213,10 +224,10 @@ FORMATS = {
     "BF16": BlockFormat(1, 2, _bf16),
     "Q8_0": _grouped(32, 34, GroupedBlocks(_q8_0, bits=8, zero=128, group=32)),
     "Q4_0": _grouped(32, 18, GroupedBlocks(_q4_0, bits=4, zero=8, group=32)),
-    "Q4_1": _grouped(32, 20, GroupedBlocks(_q4_1, bits=4, zero=0, group=32)),
+    "Q4_1": _grouped(32, 20, GroupedBlocks(_q4_1, bits=4, zero=0, group=32, has_minima=True)),
     "Q5_0": _grouped(32, 22, GroupedBlocks(_q5_0, bits=8, zero=16, group=32)),
-    "Q5_1": _grouped(32, 24, GroupedBlocks(_q5_1, bits=8, zero=0, group=32)),
-    "Q4_K": _grouped(256, 144, GroupedBlocks(_q4_k, bits=4, zero=0, group=32)),
-    "Q5_K": _grouped(256, 176, GroupedBlocks(_q5_k, bits=8, zero=0, group=32)),
+    "Q5_1": _grouped(32, 24, GroupedBlocks(_q5_1, bits=8, zero=0, group=32, has_minima=True)),
+    "Q4_K": _grouped(256, 144, GroupedBlocks(_q4_k, bits=4, zero=0, group=32, has_minima=True)),
+    "Q5_K": _grouped(256, 176, GroupedBlocks(_q5_k, bits=8, zero=0, group=32, has_minima=True)),
     "Q6_K": _grouped(256, 210, GroupedBlocks(_q6_k, bits=8, zero=32, group=16)),
 }
