@@ -127,9 +127,7 @@ def _tokenizer_facts(files: ModelFiles, tokenizer: Tokenizer | None) -> dict[str
 
 def _pre_tokenizer(files: ModelFiles) -> str | None:
     if files.kind == "gguf":
-        from ridgeline.model.gguf import open_gguf
-
-        metadata = open_gguf(files.path).metadata
+        metadata = files.gguf.metadata
         return metadata.get("tokenizer.ggml.pre") or metadata.get("tokenizer.ggml.model")
     path = files.path / "tokenizer.json"
     stage = json.loads(path.read_text(encoding="utf-8")).get("pre_tokenizer") if path.exists() else None

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.config import nearest
 from ridgeline.cost import flops, kv
@@ -24,6 +24,9 @@ from ridgeline.model.families import describe
 from ridgeline.model.gguf_config import config_of
 from ridgeline.quant.formats import FORMATS, kv_format, weight_format
 from ridgeline.quant.released import Release, release
+
+if TYPE_CHECKING:
+    from ridgeline.model.gguf import GgufFile
 
 STORED = "stored"
 _GGUF_EMBEDDING, _GGUF_HEAD, _GGUF_EXPERTS = "token_embd.weight", "output.weight", "_exps."
@@ -192,17 +195,15 @@ def load_facts(model: str) -> ModelFacts:
             raise ConfigError(f"unknown model {model!r}", hint=nearest(model.lower(), catalog_names())) from error
         raise
     if files.kind == "gguf":
-        return _gguf_facts(files.name, files.path)
+        return _gguf_facts(files.name, files.gguf)
     path = files.path / "config.json" if files.kind == "directory" else files.path
     anatomy = describe(read_json(path), source=str(path))
     stored = read_safetensors(files.path) if files.kind == "directory" else None
     return ModelFacts(files.name, anatomy, files=stored)
 
 
-def _gguf_facts(name: str, path: Path) -> ModelFacts:
-    from ridgeline.model.gguf import open_gguf  # numpy
-
-    file = open_gguf(path)
+def _gguf_facts(name: str, file: GgufFile) -> ModelFacts:
+    path = file.path
     shapes = {tensor.name: tensor.shape for tensor in file.tensors.values()}
     stored = read_gguf(file)
     anatomy = describe(config_of(file.metadata, shapes, source=str(path)), source=str(path))

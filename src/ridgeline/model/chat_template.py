@@ -43,9 +43,7 @@ def read_chat_templates(files: ModelFiles) -> dict[str, str]:
     if files.kind == "config":
         return {}
     if files.kind == "gguf":
-        from ridgeline.model.gguf import open_gguf
-
-        return _gguf_templates(open_gguf(files.path).metadata)
+        return _gguf_templates(files.gguf.metadata)
     declared = read_config(files.path / "tokenizer_config.json").get("chat_template")
     if isinstance(declared, str):
         declared = [{"name": DEFAULT, "template": declared}]

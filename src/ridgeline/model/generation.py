@@ -16,10 +16,7 @@ def generation_defaults(files: ModelFiles) -> dict[str, Any]:
     `do_sample: false` asks for greedy decoding, whatever else is there.
     """
     if files.kind == "gguf":
-        from ridgeline.model.gguf import open_gguf
-
-        metadata = open_gguf(files.path).metadata
-        found = {name: metadata.get(f"general.sampling.{_GGUF_NAMES.get(name, name)}") for name in _NAMES}
+        found = {name: files.gguf.metadata.get(f"general.sampling.{_GGUF_NAMES.get(name, name)}") for name in _NAMES}
     else:
         directory = files.path if files.kind == "directory" else files.path.parent
         path = directory / "generation_config.json"

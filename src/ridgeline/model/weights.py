@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.errors import CheckpointError, ConfigError
-from ridgeline.model.gguf import open_gguf
 from ridgeline.model.program import weight_shapes
 from ridgeline.model.resolve import ModelFiles
 from ridgeline.model.safetensors import open_safetensors
@@ -103,7 +102,7 @@ def open_weights(files: ModelFiles, spec: ModelSpec) -> Weights:
             f"{files.path}: a config.json alone has no weights", hint="give its directory, or ask for random weights"
         )
     is_gguf = files.kind == "gguf"
-    stored = open_gguf(files.path).tensors if is_gguf else open_safetensors(files.path)
+    stored = files.gguf.tensors if is_gguf else open_safetensors(files.path)
     tensors = {}
     for name, shape in weight_shapes(spec).items():
         tensors[name] = _find(stored, _stored_name(name, is_gguf), shape, files)
