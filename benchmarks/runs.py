@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import platform
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from ridgeline import __version__, _native
 from ridgeline.config import EngineConfig
+from ridgeline.cost.cores import usable_cores
 from ridgeline.engine.loop import Engine
 from ridgeline.engine.plan import NO_TOKEN, Executor, StepPlan
 from ridgeline.engine.request import Delta, Request, SamplingParams
@@ -28,6 +33,45 @@ def generate(
     for error in (delta.error for received in deltas for delta in received if delta.error):
         raise error
     return [[token_id for delta in received for token_id in delta.token_ids] for received in deltas]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A greedy continuation: its tokens, and the seconds from submitting the prompt to each of them."""
+
+    token_ids: list[int]
+    seconds: list[float]
+
+    @property
+    def ttft_s(self) -> float:
+        return self.seconds[0]
+
+    def tpot_s(self, first: int = 0, last: int = -1) -> float:
+        """Mean time from a token to the next, between the tokens of these indices."""
+        return (self.seconds[last] - self.seconds[first]) / (range(len(self.seconds))[last] - first)
+
+
+def timed_generate(runtime: ModelRuntime, prompt: Sequence[int], num_tokens: int, config: EngineConfig) -> Timed:
+    """As `generate`, for one prompt, with the time of every token."""
+    engine = Engine(runtime.executor, runtime.tokenizer, config, context_len=runtime.context_len)
+    arrived: list[tuple[float, Delta]] = []
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    start = time.perf_counter()
+    engine.submit(Request("0", list(prompt), params, lambda delta: arrived.append((time.perf_counter(), delta))))
+    engine.run_until_idle()
+    for _, delta in arrived:
+        if delta.error is not None:
+            raise delta.error
+    tokens = [(token_id, moment - start) for moment, delta in arrived for token_id in delta.token_ids]
+    return Timed([token_id for token_id, _ in tokens], [seconds for _, seconds in tokens])
+
+
+def this_machine() -> str:
+    """What a figure of speed depends on beside the code."""
+    cpu_info = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in cpu_info if line.startswith("model name")), platform.machine())
+    threads = f"{usable_cores()} threads, ISA path {_native.isa()}, Python {platform.python_version()}"
+    return f"ridgeline {__version__}, {cpu}, {threads}"
 
 
 def split_evenly(num_tokens: int, chunk: int) -> list[int]:

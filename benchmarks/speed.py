@@ -9,7 +9,6 @@ best matrix throughput of our own kernels.
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ridgeline import __version__, _native
+from ridgeline import _native
 from ridgeline.config import ModelConfig
 from ridgeline.cost.bandwidth import read_bandwidth
 from ridgeline.cost.cores import usable_cores
@@ -27,7 +26,7 @@ from ridgeline.cost.hardware import Hardware
 from ridgeline.cost.roofline import Roofline, Work
 from ridgeline.engine.plan import Executor, StepPlan
 from ridgeline.model.runtime import load_runtime
-from runs import Rows, plan_of
+from runs import Rows, plan_of, this_machine
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "speed.md"
 FORMATS = ("fp32", "bf16")
@@ -50,12 +49,9 @@ def main(arguments: list[str]) -> None:
     lines = []
     for dtype in FORMATS:
         lines += measure_format(model, dtype)
-    cpu_info = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":")[1].strip() for line in cpu_info if line.startswith("model name")), platform.machine())
     text = (
         "# One step beside its floor\n\n"
-        f"Written by `benchmarks/speed.py`: {model}, ridgeline {__version__}, {cpu}, {usable_cores()} threads, "
-        f"ISA path {_native.isa()}, Python {platform.python_version()}.\nMedians of {ROUNDS} rounds in which the cases "
+        f"Written by `benchmarks/speed.py`: {model}, {this_machine()}.\nMedians of {ROUNDS} rounds in which the cases "
         "take turns; ceilings measured in the same run. The machine is shared: compare rows, not days.\n\n"
         "| format | step | ms | tokens/s | floor, ms | floor / measured | bound by |\n|---|---|---|---|---|---|---|\n"
         + "\n".join(lines)

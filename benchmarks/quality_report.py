@@ -1,0 +1,105 @@
+"""The stored figures of `quality.py`, and the document that is written from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from divergence import Estimate, Quality, mean, perplexity, relative_perplexity
+
+DIRECTORY = Path(__file__).parents[1] / "docs" / "results"
+REFERENCE = "fp32"
+PEER = "llama.cpp "  # begins the names of its rows
+TARGETS = (  # of perplexity: row, against row, at most so much more
+    ("int8", "bf16", 0.005),
+    ("int4-g32", PEER + "Q4_0 pure", 0.0),
+    ("int4-g32+head=int8", PEER + "Q4_0", 0.0),
+)
+NOTES = {
+    "smollm2-135m": "SmolLM2 comes to us in Q4_1 with a Q8_0 head, so 4-bit figures on it mislead either way: its own\n"
+    "grid (`gguf`) costs nothing here, and any other 4-bit grid rounds a second time what was rounded before.",
+    "tiny-llama": "A Llama of 4 million parameters that `benchmarks/train_tiny.py` trained on the other five novels.\n"
+    "Its weights never were quantized: 4-bit figures are to be read here.",
+}
+INTRODUCTION = """# What a number format costs in quality
+
+Written by `benchmarks/quality.py` from `quality.json`. Of each window of 1,024 tokens of a text that is held out, the
+tokens of the second half are scored. Errors are standard errors over windows, and differences are paired window by
+window. KL is KL(fp32 || format), nats per token; top-1 is the share of tokens where both find the same one likeliest;
+weights are all that is in memory (llama.cpp: in the file), the output matrix included. `int4-g32+head=int8` is
+`--dtype int4-g32 --head-dtype int8`; `kv` is `--kv-dtype`. llama.cpp quantized and ran the same weights itself; `pure`
+is its `--pure`: the embedding and output matrix in that format too. `gguf of Q4_0` is Ridgeline on llama.cpp's file.
+"""
+
+
+class Results:
+    """docs/results/quality.json: model -> text and rows. A run replaces the rows that it measures."""
+
+    def __init__(self, directory: Path = DIRECTORY) -> None:
+        self._json, self._document = directory / "quality.json", directory / "quality.md"
+        self._models: dict[str, Any] = json.loads(self._json.read_text()) if self._json.exists() else {}
+
+    def begin(self, model: str, text: str, key: str) -> None:
+        """Rows of another text or tokenizer are dropped: they do not compare."""
+        if self._models.get(model, {}).get("key") != key:
+            self._models[model] = {"text": text, "key": key, "rows": {}}
+
+    def add(self, model: str, name: str, quality: Quality, facts: dict[str, Any]) -> None:
+        self._models[model]["rows"][name] = quality.to_dict() | facts
+        print(f"{model}: {_line(name, self._models[model]['rows'])}", flush=True)
+
+    def write(self) -> str:
+        """Both files; returns the document."""
+        self._json.write_text(json.dumps(self._models, indent=1) + "\n")
+        document = "\n".join([INTRODUCTION, *(_section(model, found) for model, found in self._models.items())])
+        self._document.write_text(document)
+        return document
+
+
+def _section(model: str, found: dict[str, Any]) -> str:
+    rows = found["rows"]
+    reference = rows[REFERENCE]
+    arithmetic = sorted({row["arithmetic"].rsplit("-", 2)[0] for name, row in rows.items() if PEER not in name})
+
+    def largest_first(name: str) -> tuple[bool, int, str]:
+        return PEER in name, -rows[name]["weight_bytes"], name
+
+    lines = [
+        f"## {model}\n",
+        *([NOTES[model] + "\n"] if model in NOTES else []),
+        f"Text: {found['text']}, {len(reference['nll'])} windows, {reference['num_tokens']:,} tokens scored. "
+        f"Arithmetic: {', '.join(arithmetic)}.\n",
+        "| format | weights, MB | perplexity | against fp32 | mean KL | 99.9 % KL | top-1 |",
+        "|---|---|---|---|---|---|---|",
+        *(_line(name, rows) for name in sorted(rows, key=largest_first)),
+        "",
+        *(_verdict(rows, *target) for target in TARGETS if target[0] in rows and target[1] in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(name: str, rows: dict[str, Any]) -> str:
+    row = rows[name]
+    value = perplexity(row["nll"])
+    cells = [name, f"{row['weight_bytes'] / 1e6:,.1f}", f"{value.value:.3f} ± {value.error:.2f}"]
+    if name == REFERENCE:
+        return f"| {' | '.join(cells)} | - | - | - | - |"
+    change, kl, top = relative_perplexity(row["nll"], rows[REFERENCE]["nll"]), mean(row["kl"]), mean(row["same_top"])
+    cells += [_percent(change), f"{kl.value:.5f} ± {kl.error:.5f}", f"{row['kl_p999']:.4f}"]
+    return f"| {' | '.join(cells)} | {top.value:.2%} ± {top.error:.2%} |"
+
+
+def _verdict(rows: dict[str, Any], name: str, base: str, limit: float) -> str:
+    """A difference within two standard errors of the limit is not decided by this text."""
+    change = relative_perplexity(rows[name]["nll"], rows[base]["nll"])
+    if change.value <= limit:
+        verdict = "met"
+    else:
+        verdict = "undecided" if change.value - 2 * change.error <= limit else "missed"
+    aim = f"at most {limit:+.1%}" if limit else "no worse"
+    return f"- {name} against {base}, {aim}: {_percent(change)}: {verdict}."
+
+
+def _percent(change: Estimate) -> str:
+    return f"{change.value:+.2%} ± {change.error:.2%}"
