@@ -164,6 +164,7 @@ void Executor::run_op(Shares& shares, const Op& op, int rows, int first_logit_ro
   switch (op.kind) {
     case Kind::kEmbed: return embed(shares, op, rows);
     case Kind::kNorm: return norm(shares, op, rows);
+    case Kind::kQuantize: return quantize(shares, op, rows);
     case Kind::kMatmul:
     case Kind::kLogits: return matmul(shares, op, rows);
     case Kind::kRopeStore: return rope_store(shares, op, rows);

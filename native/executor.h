@@ -19,6 +19,7 @@ namespace ridgeline {
 
 constexpr int kMaxTopLogprobs = 20;
 constexpr int kLogitRows = 64;  // logit rows that stand in memory at once
+constexpr int kNormRows = 8;    // rows that a thread normalizes, and quantizes, at a time
 
 struct ModelShape {
   int num_layers = 0;
@@ -53,12 +54,14 @@ struct StepResult {
 
 class Executor {
  public:
-  Executor(ModelShape shape, Format format, Format kv_format, int num_pages, int max_rows, int num_sampler_slots,
+  Executor(ModelShape shape, Format kv_format, int num_pages, int max_rows, int num_sampler_slots,
            int num_threads, const Kernels& kernels);
 
   // Building. Each returns the new thing's number; out-of-range numbers throw std::out_of_range.
   int add_buffer(int width, Format format, bool per_logit_row);
-  int add_matrix(int outputs, int inner);
+  int add_quantized_buffer(int width, int group, bool per_logit_row);
+  int add_matrix(int outputs, int inner, Format format);
+  int add_quantized_matrix(int outputs, int inner, const Grouping& grouping);
   int add_vector(int width);  // zeros
   void set_vector(int vector, std::span<const float> values, int first);
   Matrix& matrix(int index) { return matrices_.at(index); }
@@ -67,8 +70,10 @@ class Executor {
   std::vector<Memory*> sections();
 
   void add_embed(int matrix, int out);
-  void add_norm(int source, int weight, int out, int width);
-  void add_matmul(int source, int matrix, int out, int bias, Epilogue epilogue);  // bias -1: none
+  void add_norm(int source, int weight, std::vector<int> outs, int width);  // the same in each of `outs`, as they hold it
+  void add_quantize(int source, int out, int hadamard);                     // see QuantizeArgs
+  // The outputs stand from `column` on, a multiple of 16. bias -1: none.
+  void add_matmul(int source, int matrix, int out, int column, int bias, Epilogue epilogue);
   void add_rope_store(int layer, int source, int out, int q_norm, int k_norm);    // norms -1: none
   void add_attention(int layer, int source, int out, int window);
   void add_gather(int source, int out);
@@ -97,13 +102,16 @@ class Executor {
   size_t buffer_bytes() const;
 
  private:
-  enum class Kind { kEmbed, kNorm, kMatmul, kRopeStore, kAttention, kGather, kLogits };
+  enum class Kind { kEmbed, kNorm, kQuantize, kMatmul, kRopeStore, kAttention, kGather, kLogits };
   struct Op {
     Kind kind;
     int source = -1, out = -1;
     int matrix = -1;
     int vector = -1, second_vector = -1;
+    std::vector<int> outs = {};  // of a norm, in place of `out`
     int width = 0;
+    int column = 0;
+    int hadamard = 1;
     int layer = -1;
     int window = 0;
     Epilogue epilogue = Epilogue::kStore;
@@ -112,7 +120,12 @@ class Executor {
     Memory memory;
     size_t stride;  // elements
     Format format;
+    int width;
+    int group = 0;        // of a quantized buffer: `memory` holds int8 codes, and these a scale and a sum per group
+    Memory scales = {}, sums = {};  // [rows, num_groups()]
 
+    bool is_quantized() const { return group > 0; }
+    int num_groups() const { return static_cast<int>(stride) / group; }
     void* data() const { return memory.as<void>(); }
     float* row(size_t r) const { return memory.as<float>() + r * stride; }  // of an fp32 buffer
   };
@@ -122,6 +135,7 @@ class Executor {
 
   class Shares;
 
+  void require_product(int source, int matrix, int out, int column, Epilogue epilogue) const;
   void check(const Step& step) const;
   void copy_plan(const Step& step);
   void find_stale_slots();
@@ -131,7 +145,12 @@ class Executor {
   void prepare_rotations(Shares& shares);
   void embed(Shares& shares, const Op& op, int rows);
   void norm(Shares& shares, const Op& op, int rows);
+  void norm_rows(const Op& op, float* scratch, int row_begin, int row_end);
+  void quantize(Shares& shares, const Op& op, int rows);
+  QuantizeArgs quantize_args(const Buffer& out, int first_row) const;
   void matmul(Shares& shares, const Op& op, int rows);
+  template <class Args>
+  void run_product(Shares& shares, const Args& args, ProductKernel<Args> kernel, int rows);
   void rope_store(Shares& shares, const Op& op, int rows);
   void attention(Shares& shares, const Op& op);
   void gather(Shares& shares, const Op& op, int rows, int first_logit_row);
@@ -142,12 +161,13 @@ class Executor {
   void require_idle_page(int page) const;
 
   ModelShape shape_;
-  Format format_, kv_format_;
+  Format kv_format_;
   int num_pages_, max_rows_;
   const Kernels& kernels_;
   std::vector<Buffer> buffers_;
   std::vector<Matrix> matrices_;
   std::vector<Memory> vectors_;
+  std::vector<Memory> scratch_;  // one per thread: rows that a norm leaves for quantization
   std::vector<Op> ops_;
   Memory kv_memory_;
   size_t k_head_bytes_, v_head_bytes_;

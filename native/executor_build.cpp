@@ -6,14 +6,22 @@
 
 namespace ridgeline {
 
-Executor::Executor(ModelShape shape, Format format, Format kv_format, int num_pages, int max_rows,
-                   int num_sampler_slots, int num_threads, const Kernels& kernels)
+namespace {
+
+void reserve(Memory& memory, size_t bytes) {
+  if (memory.bytes() < bytes) memory = Memory(bytes);
+}
+
+}  // namespace
+
+Executor::Executor(ModelShape shape, Format kv_format, int num_pages, int max_rows, int num_sampler_slots,
+                   int num_threads, const Kernels& kernels)
     : shape_(std::move(shape)),
-      format_(format),
       kv_format_(kv_format),
       num_pages_(num_pages),
       max_rows_(max_rows),
       kernels_(kernels),
+      scratch_(num_threads),
       sampler_(num_sampler_slots),
       pool_(num_threads) {
   require(shape_.head_dim <= kMaxHeadDim, "head_dim " + std::to_string(shape_.head_dim) + " is above " +
@@ -28,12 +36,25 @@ Executor::Executor(ModelShape shape, Format format, Format kv_format, int num_pa
 int Executor::add_buffer(int width, Format format, bool per_logit_row) {
   const size_t stride = round_up(width, kBf16Tile);  // the padding stays zero: kernels read whole vectors and tiles
   const size_t rows = per_logit_row ? kLogitRows : max_rows_;
-  buffers_.push_back({Memory(rows * stride * element_bytes(format)), stride, format});
+  buffers_.push_back({Memory(rows * stride * element_bytes(format)), stride, format, width});
   return static_cast<int>(buffers_.size()) - 1;
 }
 
-int Executor::add_matrix(int outputs, int inner) {
-  matrices_.emplace_back(outputs, inner, format_);
+int Executor::add_quantized_buffer(int width, int group, bool per_logit_row) {
+  const PaddedGroups padded(width, group);
+  const size_t rows = per_logit_row ? kLogitRows : max_rows_, groups = rows * padded.count();
+  buffers_.push_back({Memory(rows * padded.inner), static_cast<size_t>(padded.inner), Format::kF32, width, padded.group,
+                      Memory(groups * sizeof(float)), Memory(groups * sizeof(int32_t))});
+  return static_cast<int>(buffers_.size()) - 1;
+}
+
+int Executor::add_matrix(int outputs, int inner, Format format) {
+  matrices_.emplace_back(outputs, inner, format);
+  return static_cast<int>(matrices_.size()) - 1;
+}
+
+int Executor::add_quantized_matrix(int outputs, int inner, const Grouping& grouping) {
+  matrices_.emplace_back(outputs, inner, grouping);
   return static_cast<int>(matrices_.size()) - 1;
 }
 
@@ -55,18 +76,53 @@ void Executor::add_embed(int matrix, int out) {
   ops_.push_back(op);
 }
 
-void Executor::add_norm(int source, int weight, int out, int width) {
-  Op op{Kind::kNorm, source, out};
+void Executor::add_norm(int source, int weight, std::vector<int> outs, int width) {
+  Op op{Kind::kNorm, source};
   op.vector = weight;
+  op.outs = std::move(outs);
   op.width = width;
+  for (const int out : op.outs)
+    if (buffers_.at(out).is_quantized())
+      for (Memory& rows : scratch_) reserve(rows, kNormRows * buffers_.at(source).stride * sizeof(float));
   ops_.push_back(op);
 }
 
-void Executor::add_matmul(int source, int matrix, int out, int bias, Epilogue epilogue) {
+void Executor::add_quantize(int source, int out, int hadamard) {
+  require(!buffers_.at(source).is_quantized() && buffers_.at(source).format == Format::kF32 &&
+              buffers_.at(out).is_quantized() && buffers_.at(source).width == buffers_.at(out).width,
+          "quantize takes fp32 to codes of the same width");
+  require(hadamard >= 1 && (hadamard & (hadamard - 1)) == 0 && buffers_.at(source).width % hadamard == 0,
+          "Hadamard blocks of " + std::to_string(hadamard) + " do not fill " + std::to_string(buffers_[source].width));
+  Op op{Kind::kQuantize, source, out};
+  op.hadamard = hadamard;
+  ops_.push_back(op);
+}
+
+void Executor::add_matmul(int source, int matrix, int out, int column, int bias, Epilogue epilogue) {
+  require_product(source, matrix, out, column, epilogue);
   Op op{Kind::kMatmul, source, out, matrix};
+  op.column = column;
   op.vector = bias;
   op.epilogue = epilogue;
   ops_.push_back(op);
+}
+
+// Buffers fit the matrix: what the kernels take for granted.
+void Executor::require_product(int source, int matrix, int out, int column, Epilogue epilogue) const {
+  const Buffer &in = buffers_.at(source), &to = buffers_.at(out);
+  const Matrix& m = matrices_.at(matrix);
+  const int outputs = m.num_blocks() * kLanes / (epilogue == Epilogue::kSiluMul ? 2 : 1);
+  require(in.width == m.inner(), "a source of " + std::to_string(in.width) + " values, the matrix has an inner " +
+                                     std::to_string(m.inner()));
+  require(column % kLanes == 0 && static_cast<size_t>(column + outputs) <= to.stride && !to.is_quantized(),
+          std::to_string(outputs) + " outputs from column " + std::to_string(column) + " do not fit the buffer");
+  require(m.is_quantized() == in.is_quantized(), "a quantized matrix takes a quantized source, others a plain one");
+  if (m.is_quantized()) {
+    require(in.group == m.grouping().group, "source and matrix have other groups");
+    require(to.format == Format::kF32, "a quantized product gives fp32");
+  } else {
+    require(in.format == m.format(), "source and matrix have other formats");
+  }
 }
 
 void Executor::add_rope_store(int layer, int source, int out, int q_norm, int k_norm) {
@@ -86,7 +142,10 @@ void Executor::add_attention(int layer, int source, int out, int window) {
 
 void Executor::add_gather(int source, int out) { ops_.push_back({Kind::kGather, source, out}); }
 
-void Executor::add_logits(int source, int matrix, int out) { ops_.push_back({Kind::kLogits, source, out, matrix}); }
+void Executor::add_logits(int source, int matrix, int out) {
+  require_product(source, matrix, out, 0, Epilogue::kStore);
+  ops_.push_back({Kind::kLogits, source, out, matrix});
+}
 
 std::vector<Memory*> Executor::sections() {
   std::vector<Memory*> all;
@@ -105,7 +164,8 @@ size_t Executor::weight_bytes() const {
 
 size_t Executor::buffer_bytes() const {
   size_t bytes = 0;
-  for (const Buffer& b : buffers_) bytes += b.memory.bytes();
+  for (const Buffer& b : buffers_) bytes += b.memory.bytes() + b.scales.bytes() + b.sums.bytes();
+  for (const Memory& rows : scratch_) bytes += rows.bytes();
   return bytes;
 }
 

@@ -14,33 +14,105 @@ constexpr int kBlocksPerTask = 4;
 
 }  // namespace
 
+template <class Args>
+void Executor::run_product(Shares& shares, const Args& args, ProductKernel<Args> kernel, int rows) {
+  const int row_tasks = ceil_div(rows, kRowsPerTask);
+  // neighbouring tasks share their weights, which the second reads from the cache
+  shares.run(row_tasks * ceil_div(args.num_blocks, kBlocksPerTask), [&](int task) {
+    const int row = task % row_tasks * kRowsPerTask, block = task / row_tasks * kBlocksPerTask;
+    kernel(args, row, std::min(rows, row + kRowsPerTask), block, std::min(args.num_blocks, block + kBlocksPerTask));
+  });
+}
+
 void Executor::embed(Shares& shares, const Op& op, int rows) {
   shares.run(rows, [&](int row) { matrices_[op.matrix].unpack_row(token_ids_[row], buffers_[op.out].row(row)); });
 }
 
 void Executor::norm(Shares& shares, const Op& op, int rows) {
-  const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
-  const NormArgs args{in.row(0),        in.stride, vectors_[op.vector].as<float>(), out.data(), out.stride, op.width,
-                      static_cast<int>(in.stride), shape_.norm_eps, out.format};
-  constexpr int kRows = 8;
+  float* scratch = scratch_[shares.thread()].as<float>();
+  shares.run(ceil_div(rows, kNormRows), [&](int task) {
+    norm_rows(op, scratch, task * kNormRows, std::min(rows, (task + 1) * kNormRows));
+  });
+}
+
+void Executor::norm_rows(const Op& op, float* scratch, int row_begin, int row_end) {
+  const Buffer& in = buffers_[op.source];
+  NormArgs args{in.row(0), in.stride,        vectors_[op.vector].as<float>(), nullptr, 0, op.width,
+                static_cast<int>(in.stride), shape_.norm_eps, Format::kF32};
+  bool in_scratch = false;
+  for (const int index : op.outs) {
+    const Buffer& out = buffers_[index];
+    if (!out.is_quantized()) {
+      args.out = out.data();
+      args.out_stride = out.stride;
+      args.out_format = out.format;
+      kernels_.norm(args, row_begin, row_end);
+      continue;
+    }
+    if (!in_scratch) {
+      NormArgs to_scratch = args;
+      to_scratch.input = in.row(row_begin);
+      to_scratch.out = scratch;
+      to_scratch.out_stride = in.stride;
+      to_scratch.out_format = Format::kF32;
+      kernels_.norm(to_scratch, 0, row_end - row_begin);
+      in_scratch = true;
+    }
+    QuantizeArgs quantize = quantize_args(out, row_begin);
+    quantize.input = scratch;
+    quantize.input_stride = in.stride;
+    kernels_.quantize(quantize, 0, row_end - row_begin);
+  }
+}
+
+// Rows from `first_row` on, but for the input.
+QuantizeArgs Executor::quantize_args(const Buffer& out, int first_row) const {
+  const size_t row = first_row, groups = out.num_groups();
+  QuantizeArgs args{};
+  args.width = out.width;
+  args.hadamard = 1;
+  args.group = out.group;
+  args.num_groups = out.num_groups();
+  args.codes = out.memory.as<int8_t>() + row * out.stride;
+  args.codes_stride = out.stride;
+  args.scales = out.scales.as<float>() + row * groups;
+  args.sums = out.sums.as<int32_t>() + row * groups;
+  return args;
+}
+
+void Executor::quantize(Shares& shares, const Op& op, int rows) {
+  const Buffer& in = buffers_[op.source];
+  QuantizeArgs args = quantize_args(buffers_[op.out], 0);
+  args.input = in.row(0);
+  args.input_stride = in.stride;
+  args.hadamard = op.hadamard;
+  constexpr int kRows = 4;
   shares.run(ceil_div(rows, kRows),
-             [&](int task) { kernels_.norm(args, task * kRows, std::min(rows, (task + 1) * kRows)); });
+             [&](int task) { kernels_.quantize(args, task * kRows, std::min(rows, (task + 1) * kRows)); });
 }
 
 void Executor::matmul(Shares& shares, const Op& op, int rows) {
   const Matrix& m = matrices_[op.matrix];
   const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
   const int blocks = op.epilogue == Epilogue::kSiluMul ? m.num_blocks() / 2 : m.num_blocks();
-  const MatmulArgs args{in.data(), in.stride, m.data(), m.padded_inner(), blocks,
-                        op.vector < 0 ? nullptr : vectors_[op.vector].as<float>(),
-                        out.data(), out.stride, op.epilogue, out.format};
-  const auto kernel = format_ == Format::kBf16 ? kernels_.matmul_bf16 : kernels_.matmul_f32;
-  const int row_tasks = ceil_div(rows, kRowsPerTask);
-  // neighbouring tasks share their weights, which the second reads from the cache
-  shares.run(row_tasks * ceil_div(blocks, kBlocksPerTask), [&](int task) {
-    const int row = task % row_tasks * kRowsPerTask, block = task / row_tasks * kBlocksPerTask;
-    kernel(args, row, std::min(rows, row + kRowsPerTask), block, std::min(blocks, block + kBlocksPerTask));
-  });
+  const float* bias = op.vector < 0 ? nullptr : vectors_[op.vector].as<float>();
+  if (m.is_quantized()) {
+    QuantMatmulArgs args = quant_matmul_args(m);
+    args.input = in.memory.as<int8_t>();
+    args.input_stride = in.stride;
+    args.input_scales = in.scales.as<float>();
+    args.input_sums = in.sums.as<int32_t>();
+    args.num_blocks = blocks;
+    args.bias = bias;
+    args.out = out.row(0) + op.column;
+    args.out_stride = out.stride;
+    args.epilogue = op.epilogue;
+    return run_product(shares, args, kernels_.matmul_quant, rows);
+  }
+  void* to = out.memory.as<char>() + op.column * element_bytes(out.format);
+  const MatmulArgs args{in.data(), in.stride, m.data(), m.padded_inner(), blocks, bias, to, out.stride, op.epilogue,
+                        out.format};
+  run_product(shares, args, m.format() == Format::kBf16 ? kernels_.matmul_bf16 : kernels_.matmul_f32, rows);
 }
 
 }  // namespace ridgeline

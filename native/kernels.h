@@ -136,11 +136,14 @@ struct AttentionArgs {
   Format out_format;
 };
 
+template <class Args>
+using ProductKernel = void (*)(const Args&, int row_begin, int row_end, int block_begin, int block_end);
+
 struct Kernels {
   const char* name;
-  void (*matmul_f32)(const MatmulArgs&, int row_begin, int row_end, int block_begin, int block_end);
-  void (*matmul_bf16)(const MatmulArgs&, int row_begin, int row_end, int block_begin, int block_end);
-  void (*matmul_quant)(const QuantMatmulArgs&, int row_begin, int row_end, int block_begin, int block_end);
+  ProductKernel<MatmulArgs> matmul_f32;
+  ProductKernel<MatmulArgs> matmul_bf16;
+  ProductKernel<QuantMatmulArgs> matmul_quant;
   void (*quantize)(const QuantizeArgs&, int row_begin, int row_end);
   void (*norm)(const NormArgs&, int row_begin, int row_end);
   void (*rope_f32)(const RopeArgs&, int row_begin, int row_end);

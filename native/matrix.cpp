@@ -15,18 +15,24 @@ Matrix::Matrix(int outputs, int inner, Format format)
       format_(format),
       memory_(static_cast<size_t>(num_blocks_) * kLanes * padded_inner_ * (format == Format::kBf16 ? 2 : 4)) {}
 
+PaddedGroups::PaddedGroups(int values, int group_len) {
+  const bool whole = group_len >= values;
+  require(values <= kMaxQuantizedInner, "an inner dimension of " + std::to_string(values) +
+                                            ": sums fit 32 bits up to " + std::to_string(kMaxQuantizedInner));
+  require(whole || (group_len > 0 && group_len % 16 == 0),
+          "groups of " + std::to_string(group_len) + ": a multiple of 16 is needed");
+  inner = round_up(values, whole ? kQuantizedTile : std::lcm(group_len, kQuantizedTile));
+  group = whole ? inner : group_len;
+}
+
 Matrix::Matrix(int outputs, int inner, const Grouping& grouping)
     : outputs_(outputs), inner_(inner), num_blocks_(round_up(outputs, kLanes) / kLanes), grouping_(grouping) {
   require(grouping.bits == 4 || grouping.bits == 8, std::to_string(grouping.bits) + " bits a weight: 4 or 8");
   require(grouping.zero >= 0 && grouping.zero < 1 << grouping.bits,
           "zero " + std::to_string(grouping.zero) + " is no code of " + std::to_string(grouping.bits) + " bits");
-  require(inner <= kMaxQuantizedInner, "an inner dimension of " + std::to_string(inner) + ": sums fit 32 bits up to " +
-                                           std::to_string(kMaxQuantizedInner));
-  const bool whole = grouping.group >= inner;
-  require(whole || (grouping.group > 0 && grouping.group % 16 == 0),
-          "groups of " + std::to_string(grouping.group) + ": a multiple of 16 is needed");
-  padded_inner_ = round_up(inner, whole ? kQuantizedTile : std::lcm(grouping.group, kQuantizedTile));
-  if (whole) grouping_->group = padded_inner_;
+  const PaddedGroups padded(inner, grouping.group);
+  padded_inner_ = padded.inner;
+  grouping_->group = padded.group;
   memory_ = Memory(code_bytes() + scale_bytes() * (grouping.minima ? 2 : 1));
 }
 

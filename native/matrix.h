@@ -13,6 +13,14 @@ namespace ridgeline {
 constexpr int kQuantizedTile = 64;            // inner length of an AMX tile of codes
 constexpr int kMaxQuantizedInner = 1 << 16;  // so that sums of products fit an int32
 
+// How a row of `inner` values stands in memory in groups of `group`, or as one group where that is `inner` or more.
+struct PaddedGroups {
+  PaddedGroups(int inner, int group);  // throws std::invalid_argument
+
+  int inner, group;  // padded
+  int count() const { return inner / group; }
+};
+
 // How the weights of a quantized matrix are cut and stored.
 struct Grouping {
   int bits;   // 4 or 8

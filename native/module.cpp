@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bandwidth.h"
+#include "checks.h"
 #include "checksum.h"
 #include "cpu.h"
 #include "executor.h"
@@ -24,6 +25,7 @@ using Ints2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Codes2 = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bits2 = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 template <class Array>
@@ -48,6 +50,17 @@ Format parse_format(const std::string& name) {
 void check_rows(const Matrix& m, size_t inner, size_t first, size_t rows) {
   if (inner != static_cast<size_t>(m.inner()) || first + rows > static_cast<size_t>(m.outputs()))
     throw std::invalid_argument("rows do not fit the matrix");
+}
+
+void check_groups(const Matrix& m, const Codes2& codes, const Floats2& scales, const std::optional<Floats2>& minima,
+                  size_t first) {
+  check_rows(m, codes.shape(1), first, codes.shape(0));
+  if (!m.is_quantized()) throw std::invalid_argument("the matrix is not quantized");
+  if (m.grouping().minima != minima.has_value()) throw std::invalid_argument("minima are given or not as declared");
+  const size_t groups = ceil_div(m.inner(), m.grouping().group);
+  for (const Floats2* values : {&scales, minima ? &*minima : &scales})
+    if (values->shape(0) != codes.shape(0) || values->shape(1) != groups)
+      throw std::invalid_argument("scales or minima do not fit the matrix");
 }
 
 nb::object bytes_of(const Memory& memory) {
@@ -95,22 +108,37 @@ void bind_executor(nb::module_& m) {
       .def_rw("banned_ids", &SamplerSetup::banned_ids)
       .def_rw("logit_bias", &SamplerSetup::logit_bias);
 
+  nb::class_<Grouping>(m, "Grouping")
+      .def(
+          "__init__",
+          [](Grouping* self, int bits, int zero, int group, bool has_minima, bool half_scales) {
+            new (self) Grouping{bits, zero, group, has_minima, half_scales};
+          },
+          "bits"_a, "zero"_a, "group"_a, "has_minima"_a, "half_scales"_a);
+
   nb::class_<Executor>(m, "Executor")
       .def(
           "__init__",
-          [](Executor* self, const ModelShape& shape, const std::string& dtype, const std::string& kv_dtype,
-             int num_pages, int max_rows, int num_sampler_slots, int threads) {
-            new (self) Executor(shape, parse_format(dtype), parse_format(kv_dtype), num_pages, max_rows,
-                                num_sampler_slots, threads, choose_kernels());
+          [](Executor* self, const ModelShape& shape, const std::string& kv_dtype, int num_pages, int max_rows,
+             int num_sampler_slots, int threads) {
+            new (self) Executor(shape, parse_format(kv_dtype), num_pages, max_rows, num_sampler_slots, threads,
+                                choose_kernels());
           },
-          "shape"_a, "dtype"_a, "kv_dtype"_a, "num_pages"_a, "max_rows"_a, "num_sampler_slots"_a, "threads"_a)
+          "shape"_a, "kv_dtype"_a, "num_pages"_a, "max_rows"_a, "num_sampler_slots"_a, "threads"_a)
       .def(
           "add_buffer",
           [](Executor& e, int width, const std::string& format, bool per_logit_row) {
             return e.add_buffer(width, parse_format(format), per_logit_row);
           },
           "width"_a, "format"_a, "per_logit_row"_a)
-      .def("add_matrix", &Executor::add_matrix, "outputs"_a, "inner"_a)
+      .def("add_quantized_buffer", &Executor::add_quantized_buffer, "width"_a, "group"_a, "per_logit_row"_a)
+      .def(
+          "add_matrix",
+          [](Executor& e, int outputs, int inner, const std::string& format) {
+            return e.add_matrix(outputs, inner, parse_format(format));
+          },
+          "outputs"_a, "inner"_a, "format"_a)
+      .def("add_quantized_matrix", &Executor::add_quantized_matrix, "outputs"_a, "inner"_a, "grouping"_a)
       .def("add_vector", &Executor::add_vector, "width"_a)
       .def(
           "set_vector",
@@ -133,6 +161,15 @@ void bind_executor(nb::module_& m) {
           },
           "matrix"_a, "bits"_a, "first"_a)
       .def(
+          "pack_groups",
+          [](Executor& e, int matrix, Codes2 codes, Floats2 scales, std::optional<Floats2> minima, int first) {
+            check_groups(e.matrix(matrix), codes, scales, minima, first);
+            nb::gil_scoped_release unlocked;
+            e.matrix(matrix).pack_groups(codes.data(), scales.data(), minima ? minima->data() : nullptr, first,
+                                         static_cast<int>(codes.shape(0)));
+          },
+          "matrix"_a, "codes"_a, "scales"_a, "minima"_a.none(), "first"_a)
+      .def(
           "sections",
           [](Executor& e) {
             nb::list views;
@@ -142,13 +179,14 @@ void bind_executor(nb::module_& m) {
           "Views of all packed weights, uint8.")
       .def("stand_on", &stand_on, "sections"_a, "Uses these bytes, of the sizes of `sections()`, in place of its own.")
       .def("add_embed", &Executor::add_embed, "matrix"_a, "out"_a)
-      .def("add_norm", &Executor::add_norm, "source"_a, "weight"_a, "out"_a, "width"_a)
+      .def("add_norm", &Executor::add_norm, "source"_a, "weight"_a, "outs"_a, "width"_a)
+      .def("add_quantize", &Executor::add_quantize, "source"_a, "out"_a, "hadamard"_a)
       .def(
           "add_matmul",
-          [](Executor& e, int source, int matrix, int out, int bias, const std::string& epilogue) {
-            e.add_matmul(source, matrix, out, bias, parse_epilogue(epilogue));
+          [](Executor& e, int source, int matrix, int out, int column, int bias, const std::string& epilogue) {
+            e.add_matmul(source, matrix, out, column, bias, parse_epilogue(epilogue));
           },
-          "source"_a, "matrix"_a, "out"_a, "bias"_a, "epilogue"_a)
+          "source"_a, "matrix"_a, "out"_a, "column"_a, "bias"_a, "epilogue"_a)
       .def("add_rope_store", &Executor::add_rope_store, "layer"_a, "source"_a, "out"_a, "q_norm"_a, "k_norm"_a)
       .def("add_attention", &Executor::add_attention, "layer"_a, "source"_a, "out"_a, "window"_a)
       .def("add_gather", &Executor::add_gather, "source"_a, "out"_a)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ridgeline.engine.plan import Executor
 from ridgeline.model.program import build
 from ridgeline.model.resolve import load_spec, resolve_model
-from ridgeline.model.weights import open_weights
+from ridgeline.model.weights import Weights, open_weights
 
 EXECUTORS = ("torch", "native")
 
 
 @contextmanager
-def open_executor(kind: str, model: str, **options: Any) -> Iterator[Executor]:
+def open_executor(
+    kind: str, model: str, *, wrap: Callable[[Weights], Weights] = lambda weights: weights, **options: Any
+) -> Iterator[Executor]:
     """`kind` on MODEL, fp32 unless `options` say otherwise, with room for a few short sequences."""
     if kind == "native":
         from ridgeline.executors.native import NativeExecutor as executor_class
@@ -23,7 +25,7 @@ def open_executor(kind: str, model: str, **options: Any) -> Iterator[Executor]:
         from ridgeline.executors.torch import TorchExecutor as executor_class
     files = resolve_model(model)
     spec = load_spec(files)
-    weights = open_weights(files, spec)
+    weights = wrap(open_weights(files, spec))
     threads = 2 if kind == "native" else 1  # torch's threads cost more than they bring on tiny matrices
     defaults = {"dtype": "fp32", "kv_dtype": "fp32", "num_pages": 64, "page_size": 16, "threads": threads}
     executor = executor_class(build(spec), weights, **(defaults | options))

@@ -8,7 +8,7 @@ Exactness (invariant 5) is the kernels' doing; see native/kernels_matmul.h and n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from ridgeline import _native  # type: ignore[attr-defined]
 from ridgeline.engine.plan import SamplerSetup, StepPlan, StepResult
 from ridgeline.errors import ConfigError, ExecutionError
-from ridgeline.executors.native_build import Builder, Weights
+from ridgeline.executors.native_build import PLAIN_DTYPES, Builder, MatrixForm, Weights, matrix_forms
 from ridgeline.executors.packed_file import PackedFile
 from ridgeline.executors.packing import load_weights
 from ridgeline.model.program import Program
@@ -27,7 +27,6 @@ from ridgeline.model.spec import ModelSpec
 PAGE_SIZE = 16  # what the attention kernels' page layout is made for
 ARITHMETIC_VERSION = 1  # raise it when a kernel's accumulation order or rounding changes
 PACKING_VERSION = 1  # raise it when the same weights are packed into other bytes: layout, quantization, random weights
-DTYPES = ("fp32", "bf16")
 MAX_THREADS = 1024  # more than any one machine's cores; beyond, the system itself gives out
 
 
@@ -66,8 +65,9 @@ class NativeExecutor:
         packed: PackedFile | None = None,
         progress: Callable[[str, float], None] | None = None,
     ) -> None:
-        kv_dtype = kv_dtype or dtype
-        _check(program.spec, dtype, kv_dtype, page_size, threads)
+        kv_dtype = kv_dtype or (dtype if dtype in PLAIN_DTYPES else "bf16")
+        forms = matrix_forms(program, weights, dtype)
+        _check(forms, dtype, kv_dtype, page_size, threads)
         self.num_pages = num_pages
         self.max_step_tokens = max_step_tokens
         self.num_sampler_slots = num_sampler_slots
@@ -75,7 +75,6 @@ class NativeExecutor:
         try:
             self._core = _native.Executor(
                 _shape(program.spec),
-                dtype,
                 kv_dtype,
                 num_pages,
                 max_rows=max_step_tokens,
@@ -85,7 +84,7 @@ class NativeExecutor:
         except ValueError as error:  # an ISA path or a shape that the kernels do not have
             raise ConfigError(f"the native executor cannot be built: {error}") from error
         self.arithmetic_id = f"native-{ARITHMETIC_VERSION}-{self._core.isa}-{dtype}-{kv_dtype}"
-        builder = Builder(self._core, program, dtype, kv_dtype)
+        builder = Builder(self._core, program, forms, kv_dtype)
         report = progress or (lambda stage, share: None)
         if packed is not None:
             packed = packed.holding(f"{PACKING_VERSION} {dtype} {builder.contents}")
@@ -154,10 +153,11 @@ class NativeExecutor:
         self._core.open_sampler(setup.slot, native, prompt, output)
 
 
-def _check(spec: ModelSpec, dtype: str, kv_dtype: str, page_size: int, threads: int) -> None:
-    for name, value in (("dtype", dtype), ("kv_dtype", kv_dtype)):
-        if value not in DTYPES:
-            raise ConfigError(f"{name} {value!r} is not served by the native executor", hint="known: fp32, bf16")
+def _check(forms: Mapping[str, MatrixForm], dtype: str, kv_dtype: str, page_size: int, threads: int) -> None:
+    if dtype not in PLAIN_DTYPES and not any(form.groups for form in forms.values()):
+        raise ConfigError(f"these weights do not come as {dtype!r}", hint="they run as fp32 and as bf16")
+    if kv_dtype not in PLAIN_DTYPES:
+        raise ConfigError(f"kv_dtype {kv_dtype!r} is not served by the native executor", hint="known: fp32, bf16")
     if dtype == "fp32" and kv_dtype == "bf16":
         raise ConfigError("kv_dtype bf16 needs dtype bf16", hint="leave --kv-dtype out, or give --dtype bf16")
     if threads > MAX_THREADS:

@@ -2,7 +2,8 @@
 
 Clarity over speed: every op is the textbook formula, attention gathers a sequence's whole K and V and takes a plain
 softmax. In fp32 and fp64 it defines what is right. In bf16 it computes in fp32 and rounds at the points that
-`model/program.py` names, so that a native bf16 step differs by accumulation order alone.
+`model/program.py` names, and in quantized formats it multiplies dequantized weights with inputs that went through the
+same 8-bit codes, so that a native step differs by accumulation order alone.
 """
 
 from __future__ import annotations
@@ -83,7 +84,11 @@ class TorchExecutor:
         threads: int | None = None,
         progress: Callable[[str, float], None] | None = None,
     ) -> None:
-        for name in (dtype, kv_dtype or dtype):
+        self._groups = _quantized_groups(program, weights)
+        is_quantized = bool(self._groups) and dtype not in DTYPES
+        kv_dtype = kv_dtype or ("bf16" if is_quantized else dtype)
+        compute_dtype = "fp32" if is_quantized else dtype
+        for name in (compute_dtype, kv_dtype):
             if name not in DTYPES:
                 raise ConfigError(f"the torch executor has no dtype {name!r}", hint=nearest(name, list(DTYPES)))
         if threads is not None:
@@ -93,8 +98,8 @@ class TorchExecutor:
         self.num_sampler_slots = num_sampler_slots
         self.vocab_size = program.spec.vocab_size
         self.arithmetic_id = f"torch-{torch.__version__}-{dtype}"
-        self._dtype = DTYPES[dtype]
-        self._rounds, self._rounds_kv = dtype == "bf16", (kv_dtype or dtype) == "bf16"
+        self._dtype = DTYPES[compute_dtype]
+        self._rounds, self._rounds_kv = compute_dtype == "bf16", kv_dtype == "bf16"
         self._weights = self._load(weights, progress)
         self._takes_hadamard = weights.takes_hadamard
         self._frequencies = torch.tensor(inverse_frequencies(program.spec), dtype=self._dtype)
@@ -105,7 +110,8 @@ class TorchExecutor:
         names = weight_shapes(self.program.spec)
         loaded: dict[str, Tensor] = {}
         for name in names:
-            weight = torch.tensor(weights.read(name), dtype=self._dtype)
+            values = weights.read_groups(name).dequantize() if name in self._groups else weights.read(name)
+            weight = torch.tensor(values, dtype=self._dtype)
             loaded[name] = self._round(weight) if weight.ndim == 2 else weight  # norms and biases stay fp32
             if progress:
                 progress("loading weights", len(loaded) / len(names))
@@ -117,6 +123,9 @@ class TorchExecutor:
 
     def _round(self, values: Tensor) -> Tensor:
         return values.bfloat16().to(self._dtype) if self._rounds else values
+
+    def _round_kv(self, values: Tensor) -> Tensor:
+        return values.bfloat16().to(self._dtype) if self._rounds_kv else values
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> _Done:
@@ -170,15 +179,21 @@ class TorchExecutor:
             case GatherRows():
                 buffers[op.out] = buffers[op.source][step.logit_rows]
             case Logits():
-                buffers[op.out] = buffers[op.source] @ self._weights[op.weight].T
+                buffers[op.out] = self._product(buffers[op.source], op.weight)
 
     def _norm(self, x: Tensor, weight: str) -> Tensor:
         mean_square = x.square().mean(-1, keepdim=True)
         return x * torch.rsqrt(mean_square + self.program.spec.norm_eps) * self._weights[weight]
 
+    def _product(self, x: Tensor, weight: str) -> Tensor:
+        if self._takes_hadamard(weight):
+            x = torch.from_numpy(hadamard(x.numpy()))
+        if weight in self._groups:
+            x = _through_codes(x, self._groups[weight])
+        return x @ self._weights[weight].T
+
     def _matmul(self, op: Matmul, buffers: dict[str, Tensor]) -> Tensor:
-        source = self._source_of(op, buffers[op.source])
-        product = torch.cat([source @ self._weights[name].T for name in op.weights], dim=-1)
+        product = torch.cat([self._product(buffers[op.source], name) for name in op.weights], dim=-1)
         if op.biases:
             product = product + torch.cat([self._weights[name] for name in op.biases])
         if op.epilogue == "add":
@@ -188,11 +203,6 @@ class TorchExecutor:
             return self._round(functional.silu(gate) * value)
         return product
 
-    def _source_of(self, op: Matmul, rows: Tensor) -> Tensor:
-        if not any(self._takes_hadamard(name) for name in op.weights):
-            return rows
-        return torch.from_numpy(hadamard(rows.numpy()))
-
     def _rope_store(self, op: RopeStore, step: _Step, qkv: Tensor) -> Tensor:
         spec = self.program.spec
         heads = qkv.view(len(qkv), -1, spec.head_dim)
@@ -201,8 +211,8 @@ class TorchExecutor:
             q, k = self._norm(q, op.q_norm), self._norm(k, op.k_norm)
         q, k = _rotate(q, step), _rotate(k, step)
         for pages, rows in zip(self._kv, (k, v), strict=True):
-            pages[op.layer, step.slots] = rows.bfloat16().to(self._dtype) if self._rounds_kv else rows
-        return self._round(q).flatten(1)
+            pages[op.layer, step.slots] = self._round_kv(rows)
+        return self._round_kv(q).flatten(1)
 
     def _attention(self, op: Attention, step: _Step, q: Tensor) -> Tensor:
         spec = self.program.spec
@@ -216,7 +226,7 @@ class TorchExecutor:
             visible = (age >= 0) if op.window is None else (age >= 0) & (age < op.window)
             scores = scores.masked_fill(~visible, -torch.inf)
             weights = torch.exp(scores - scores.amax(-1, keepdim=True))
-            mixed = torch.einsum("htc,chd->thd", self._round(weights), values)
+            mixed = torch.einsum("htc,chd->thd", self._round_kv(weights), values)
             out[rows] = mixed / weights.sum(-1).T[..., None]
         return self._round(out).flatten(1)
 
@@ -231,6 +241,20 @@ class TorchExecutor:
         result = _collect(choices, plan.sampler_slots >= 0)
         result.logits = logits if plan.want_logits else None
         return result
+
+
+def _quantized_groups(program: Program, weights: Weights) -> dict[str, int]:
+    """The length of a group of every quantized matrix."""
+    forms = {name: weights.group_form(name) for name, shape in weight_shapes(program.spec).items() if len(shape) == 2}
+    return {name: form.group for name, form in forms.items() if form}
+
+
+def _through_codes(x: Tensor, group: int) -> Tensor:
+    """What is left of each row after codes -127..127 and a scale per group."""
+    groups = functional.pad(x, (0, -x.shape[-1] % group)).unflatten(-1, (-1, group))
+    largest = groups.abs().amax(-1, keepdim=True)
+    codes = torch.where(largest == 0, 0, groups * (127 / largest)).round()
+    return (codes * (largest / 127)).flatten(-2)[..., : x.shape[-1]]
 
 
 def _rotate(heads: Tensor, step: _Step) -> Tensor:

@@ -1,0 +1,155 @@
+"""Quantized matrices in the native executor: the logits of dequantized weights and 8-bit activations, the same bits
+under every schedule and on every ISA path, whatever mix of formats a file holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from checkpoints import VOCAB_SIZE, make_hf
+from executors_under_test import open_executor
+from ridgeline._native import kernels
+from ridgeline.errors import ConfigError
+from ridgeline.model.program import weight_shapes
+from ridgeline.model.resolve import load_spec, resolve_model
+from ridgeline.quant.groups import GroupedWeights, GroupForm
+from step_plans import Stepper
+
+PROMPTS = [np.random.default_rng(seed).integers(3, VOCAB_SIZE, size).tolist() for seed, size in ((0, 70), (1, 33))]
+WHOLE = 1 << 16  # longer than any row
+
+INT8 = GroupForm(8, 128, WHOLE, False, False)
+INT8_G32 = GroupForm(8, 128, 32, False, True)
+INT4_G32 = GroupForm(4, 8, 32, False, True)
+INT4_MINIMUM = GroupForm(4, 0, 32, True, False)
+INT6_G16 = GroupForm(8, 32, 16, False, False)
+
+# name of a case -> the form of a matrix, by the last part of its name; "" stands for all others, None for not quantized
+CASES: dict[str, dict[str, GroupForm | None]] = {
+    "int8": {"": INT8},
+    "int8-g32": {"": INT8_G32},
+    "int4": {"": INT4_G32},
+    "int4-with-int8-head": {"": INT4_G32, "head": INT8},
+    "gguf-mix": {"": INT4_MINIMUM, "v": INT6_G16, "down": INT6_G16, "embed": INT6_G16, "head": INT6_G16},
+    "all-mixed": {"q": INT4_G32, "k": INT8, "v": None, "o": None, "gate": INT4_G32, "up": INT6_G16, "": INT8_G32},
+    "gate-alone": {"gate": INT4_G32, "up": None, "down": INT8, "": None},
+}
+
+
+class QuantizedWeights:
+    """`source` rounded to the nearest codes; inputs of `down` in whole rows go through a Hadamard transform, which its
+    columns do not undo: another model, but the same for every executor."""
+
+    def __init__(self, source, forms):
+        self._source, self._forms, self.shapes = source, forms, source.shapes
+
+    def group_form(self, name):
+        return self._form(name)
+
+    def _form(self, name):
+        part = name.rpartition(".")[2]
+        form = self._forms.get(part, self._forms[""]) if len(self.shapes[name]) == 2 else None
+        inner = self.shapes[name][-1]
+        return form and GroupForm(form.bits, form.zero, min(form.group, inner), form.has_minima, form.half_scales)
+
+    def takes_hadamard(self, name):
+        form = self._form(name)
+        return name.endswith("down") and form is not None and form.group == self.shapes[name][1]
+
+    def read_groups(self, name):
+        form, values = self._form(name), self._source.read(name)
+        groups = values.reshape(len(values), -1, form.group)
+        low, high = groups.min(-1), groups.max(-1)
+        minima = low if form.has_minima else np.zeros_like(low)
+        scales = (high - low) / 15 if form.has_minima else np.maximum(high, -low) / (form.zero - 1)
+        if form.half_scales:
+            scales = scales.astype(np.float16).astype(np.float32)
+        codes = np.rint((groups - minima[..., None]) / scales[..., None]) + form.zero
+        codes = codes.clip(0, (1 << form.bits) - 1).astype(np.uint8).reshape(values.shape)
+        return GroupedWeights(codes, scales, minima if form.has_minima else None, form.bits, form.zero, form.group)
+
+    def read(self, name):
+        return self.read_groups(name).dequantize() if self._form(name) else self._source.read(name)
+
+    def __getattr__(self, name):
+        return getattr(self._source, name)
+
+
+class AsOneMatrix(QuantizedWeights):
+    """The same, but with the form that gate and value have in one matrix, as the native executor holds them."""
+
+    def group_form(self, name):
+        layer, _, part = name.rpartition(".")
+        if part not in ("gate", "up"):
+            return self._form(name)
+        gate, up = (self._form(f"{layer}.{part}") for part in ("gate", "up"))
+        return gate and up and replace(self._form(name), group=math.gcd(gate.group, up.group))
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama3"])
+def model(request, tmp_path_factory) -> str:
+    """q/k norms with a head size of its own; biases everywhere."""
+    return str(make_hf(tmp_path_factory.mktemp(request.param), request.param))
+
+
+def open_quantized(kind, model, case, **options):
+    defaults = {"dtype": case, "kv_dtype": "bf16", "wrap": lambda weights: QuantizedWeights(weights, CASES[case])}
+    return open_executor(kind, model, **(defaults | options))
+
+
+def logits_of(kind, model, case, **options):
+    with open_quantized(kind, model, case, **options) as executor:
+        return np.concatenate(Stepper(executor).logits(PROMPTS))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_follow_the_oracle(model, case):
+    """Logits of order 4. Most agree to 1e-6; a sum that differs in the last bit may round to the next code, which is
+    1/127 of a group's largest value away, and later layers carry that on."""
+    ours = logits_of("native", model, case, kv_dtype="fp32")
+    as_one = logits_of("torch", model, case, kv_dtype="fp32", wrap=lambda w: AsOneMatrix(w, CASES[case]))
+    difference = np.abs(ours - as_one)
+    assert difference.mean() < 2e-3
+    assert difference.max() < 0.06
+    plain = np.abs(ours - logits_of("torch", model, case, dtype="fp32", wrap=lambda w: w, kv_dtype="fp32"))
+    assert plain.mean() > 4 * difference.mean(), "as far from the oracle as from a model that is not quantized"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bits_do_not_depend_on_the_schedule(model, case):
+    with open_quantized("native", model, case, threads=1) as executor:
+        alone = [Stepper(executor).logits([prompt])[0] for prompt in PROMPTS]
+    with open_quantized("native", model, case, threads=2) as executor:
+        for chunk in (None, 64, 16, 7, 1):
+            together = Stepper(executor).logits(PROMPTS, chunk)
+            for ours, expected in zip(together, alone, strict=True):
+                np.testing.assert_array_equal(ours, expected, err_msg=f"chunk {chunk}")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_isa_path_gives_the_same_bits(model, case, monkeypatch):
+    logits = {}
+    for isa in kernels.isas():
+        monkeypatch.setenv("RIDGELINE_ISA", isa)
+        logits[isa] = logits_of("native", model, case)
+    for isa, rows in logits.items():
+        np.testing.assert_array_equal(rows, logits["generic"], err_msg=isa)
+
+
+def test_weights_take_the_bytes_of_their_form(model):
+    with open_quantized("native", model, "int4") as quantized, open_executor("native", model) as plain:
+        smaller = plain.weight_bytes - quantized.weight_bytes
+        assert "int4" in quantized.arithmetic_id
+    shapes = [shape for shape in weight_shapes(load_spec(resolve_model(model))).values() if len(shape) == 2]
+    # all outputs here fill blocks of 16; rows of 96 are padded to 128 codes
+    padded = {64: 64, 96: 128, 128: 128}
+    expected = sum(rows * (4 * inner - padded[inner] // 2 - padded[inner] // 32 * 2) for rows, inner in shapes)
+    assert smaller == expected
+
+
+def test_a_dtype_that_the_weights_do_not_have_is_refused(model):
+    with pytest.raises(ConfigError, match="do not come as 'int4'"), open_executor("native", model, dtype="int4"):
+        pass
