@@ -15,7 +15,8 @@ from ridgeline._native import kernels
 from ridgeline.errors import ConfigError
 from ridgeline.model.program import weight_shapes
 from ridgeline.model.resolve import load_spec, resolve_model
-from ridgeline.quant.groups import GroupedWeights, GroupForm
+from ridgeline.quant.group_form import GroupForm
+from ridgeline.quant.groups import GroupedWeights
 from step_plans import Stepper
 
 PROMPTS = [np.random.default_rng(seed).integers(3, VOCAB_SIZE, size).tolist() for seed, size in ((0, 70), (1, 33))]

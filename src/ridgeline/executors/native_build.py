@@ -26,7 +26,8 @@ from ridgeline.model.program import (
     RopeStore,
     weight_shapes,
 )
-from ridgeline.quant.groups import GroupedWeights, GroupForm, common_form, stack
+from ridgeline.quant.group_form import GroupForm, common_form
+from ridgeline.quant.groups import GroupedWeights, stack
 
 LANES = 16  # outputs in a block of packed weights
 PLAIN_DTYPES = ("fp32", "bf16")
