@@ -56,6 +56,16 @@ def test_what_is_drawn() -> None:
     assert [row["y"] for row in tpot["data"]["values"]] == [250.0, 250.0]
 
 
+def test_goodput_is_drawn_where_there_are_limits() -> None:
+    with_limits = point(Load("closed", 4)) | {"slo": {"target": 0.9}, "goodput_rps": 1.5}
+    panels = bench_chart([with_limits, with_limits | {"scheduler": "static"}]).to_dict()["hconcat"]
+    assert [panel["title"] for panel in panels][3:] == ["goodput"]
+    assert [row["y"] for row in panels[3]["data"]["values"]] == [1.5, 1.5]
+    lines, points = panels[3]["layer"]
+    assert lines["encoding"]["strokeDash"]["legend"]["symbolType"] == "stroke"
+    assert "strokeDash" not in points["encoding"]
+
+
 def test_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing was measured"):
         save_bench_report(tmp_path / "x.html", result())

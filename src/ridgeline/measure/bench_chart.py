@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import altair
 
 _SIZE = {"width": 280, "height": 240}
-_COLORS = {"P50": "#1f6feb", "P99": "#d1242f", "measured": "#1f6feb", "limit": "#8b949e"}
+_COLORS = {"P50": "#1f6feb", "P99": "#d1242f", "measured": "#1f6feb", "limit": "#8b949e", "within the SLO": "#1a7f37"}
 _TEMPLATE = "data/bench_report.html"
 
 
@@ -57,6 +57,12 @@ def bench_chart(points: list[dict[str, Any]]) -> altair.HConcatChart:
             for series, value in (("P50", point[name]["p50"]), ("P99", point[name]["p99"]))
         ]
         panels.append(_panel(alt, rows, title, load, "ms"))
+    if any(point["slo"] for point in points):
+        rows = [
+            {"x": _load(point), "y": point["goodput_rps"], "series": "within the SLO", "run": _run(point)}
+            for point in points
+        ]
+        panels.append(_panel(alt, rows, "goodput", load, "requests/s"))
     chart: altair.HConcatChart = alt.hconcat(*panels, spacing=40).resolve_scale(color="independent")
     return chart.configure_view(stroke=None)
 
@@ -71,7 +77,7 @@ def _run(point: dict[str, Any]) -> str:
     return str(point["scheduler"] or point["load"])
 
 
-def _panel(alt: Any, rows: list[dict[str, Any]], title: str, x_title: str, y_title: str) -> altair.Chart:
+def _panel(alt: Any, rows: list[dict[str, Any]], title: str, x_title: str, y_title: str) -> altair.LayerChart:
     known = [row for row in rows if row["y"] is not None]
     series = [name for name in _COLORS if any(row["series"] == name for row in known)]
     several = len({row["run"] for row in known}) > 1
@@ -81,19 +87,15 @@ def _panel(alt: Any, rows: list[dict[str, Any]], title: str, x_title: str, y_tit
         scale=alt.Scale(domain=series, range=[_COLORS[name] for name in series]),
         legend=alt.Legend(orient="top-left"),
     )
-    chart: altair.Chart = (
-        alt.Chart(alt.Data(values=known))
-        .mark_line(point=True)
-        .encode(
-            alt.X("x:Q", title=x_title, axis=alt.Axis(grid=False)),
-            alt.Y("y:Q", title=y_title, scale=alt.Scale(zero=True)),
-            color,
-            alt.StrokeDash(
-                "run:N", title=None, legend=alt.Legend(orient="bottom", symbolType="stroke") if several else None
-            ),
-        )
-        .properties(title=title, **_SIZE)
+    legend = alt.Legend(orient="bottom", symbolType="stroke", symbolSize=900) if several else None
+    base = alt.Chart(alt.Data(values=known)).encode(
+        alt.X("x:Q", title=x_title, axis=alt.Axis(grid=False)),
+        alt.Y("y:Q", title=y_title, scale=alt.Scale(zero=True)),
+        color,
     )
+    lines = base.mark_line().encode(alt.StrokeDash("run:N", title=None, legend=legend))
+    points = base.mark_point(filled=True, opacity=1)  # apart, or the legend draws the points' shape without its dashes
+    chart: altair.LayerChart = alt.layer(lines, points).properties(title=title, **_SIZE)
     return chart
 
 
