@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ridgeline.cost.cores import usable_cores
 from ridgeline.model.spec import ModelSpec
 from ridgeline.model.weights import Float32, Weights
 from ridgeline.quant.rotation import hadamard, hadamard_outputs, rotate, rotate_outputs
@@ -26,6 +27,7 @@ from ridgeline.quant.rotation import hadamard, hadamard_outputs, rotate, rotate_
 _NORM_BEFORE = {
     "q": "attn_norm", "k": "attn_norm", "v": "attn_norm", "gate": "mlp_norm", "up": "mlp_norm", "head": "final_norm",
 }  # fmt: skip
+_WRITES_RESIDUAL = ("o", "down", "o_bias", "down_bias")
 
 
 def untied(spec: ModelSpec) -> ModelSpec:
@@ -50,15 +52,14 @@ class RotatedWeights(Weights):
         if part in _NORM_BEFORE:
             norm = _NORM_BEFORE[part]
             values = values * self._source.read(f"{layer}.{norm}" if layer else norm)
+        threads = usable_cores()
         if part in _NORM_BEFORE or part == "embed":
-            values = rotate(values)
+            values = rotate(values, threads=threads)
         if part in ("v", "v_bias"):
-            return hadamard_outputs(values, self._head_dim)
-        if part == "o":
-            values = hadamard(values, self._head_dim)
-        if part == "down":
-            values = hadamard(values)
-        return rotate_outputs(values) if part in ("o", "down", "o_bias", "down_bias") else values
+            return hadamard_outputs(values, self._head_dim, threads=threads)
+        if part in ("o", "down"):
+            values = hadamard(values, self._head_dim if part == "o" else None, threads=threads)
+        return rotate_outputs(values, threads=threads) if part in _WRITES_RESIDUAL else values
 
     def takes_hadamard(self, name: str) -> bool:
         return name.endswith(".down")

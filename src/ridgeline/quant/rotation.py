@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -29,48 +30,58 @@ def block_len(width: int) -> int:
     return width & -width
 
 
-def hadamard(values: Array, width: int | None = None) -> Array:
+def hadamard(values: Array, width: int | None = None, *, threads: int = 1) -> Array:
     """Each run of `width` values of the last axis, the whole axis by default, in its blocks."""
     block = block_len(width or values.shape[-1])
-    return _along_columns(values, lambda x: _hadamard(x, block))
+    return _along_columns(values, lambda x: _hadamard(x, block), threads)
 
 
-def rotate(values: Array) -> Array:
+def rotate(values: Array, *, threads: int = 1) -> Array:
     """The last axis rotated: rows of weights that read the residual stream, and vectors that are added to it."""
-    return _along_columns(values, _rotate)
+    return _along_columns(values, _rotate, threads)
 
 
-def hadamard_outputs(weight: Array, width: int) -> Array:
+def hadamard_outputs(weight: Array, width: int, *, threads: int = 1) -> Array:
     """Each run of `width` rows of a matrix [outputs, inner], or values of a bias."""
-    return _along_outputs(weight, lambda x: _hadamard(x, block_len(width)))
+    return _along_outputs(weight, lambda x: _hadamard(x, block_len(width)), threads)
 
 
-def rotate_outputs(weight: Array) -> Array:
+def rotate_outputs(weight: Array, *, threads: int = 1) -> Array:
     """The rows of a matrix [outputs, inner] that writes the residual stream, or the values of its bias."""
-    return _along_outputs(weight, _rotate)
+    return _along_outputs(weight, _rotate, threads)
 
 
-def _along_columns(values: Array, transform: Callable[[Array], None]) -> Array:
+def _along_columns(values: Array, transform: Callable[[Array], None], threads: int) -> Array:
     """`transform` works along axis 0, where numpy is fast: rows are turned and turned back, some at a time."""
     flat = values.reshape(-1, values.shape[-1])
     out = np.empty_like(flat)
-    step = max(1, _CHUNK_WEIGHTS // flat.shape[1])
-    for begin in range(0, len(flat), step):
-        columns = np.array(flat[begin : begin + step].T, order="C")
+
+    def turn(rows: slice) -> None:
+        columns = np.array(flat[rows].T, order="C")
         transform(columns)
-        out[begin : begin + step] = columns.T
+        out[rows] = columns.T
+
+    _in_chunks(turn, len(flat), flat.shape[1], threads)
     return out.reshape(values.shape)
 
 
-def _along_outputs(weight: Array, transform: Callable[[Array], None]) -> Array:
+def _along_outputs(weight: Array, transform: Callable[[Array], None], threads: int) -> Array:
     flat = weight.reshape(len(weight), -1)
     out = np.empty_like(flat)
-    step = max(1, _CHUNK_WEIGHTS // len(flat))
-    for begin in range(0, flat.shape[1], step):
-        columns = np.array(flat[:, begin : begin + step], order="C")
-        transform(columns)
-        out[:, begin : begin + step] = columns
+
+    def turn(columns: slice) -> None:
+        part = np.array(flat[:, columns], order="C")
+        transform(part)
+        out[:, columns] = part
+
+    _in_chunks(turn, flat.shape[1], len(flat), threads)
     return out.reshape(weight.shape)
+
+
+def _in_chunks(work: Callable[[slice], None], count: int, width: int, threads: int) -> None:
+    step = max(1, _CHUNK_WEIGHTS // width)
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, (slice(begin, begin + step) for begin in range(0, count, step))))
 
 
 def _hadamard(x: Array, block: int) -> None:
