@@ -143,6 +143,16 @@ def test_an_envelope_answers_with_the_logprobs_it_asks_for(tiny_model, llm, tmp_
     assert answers[0]["response"]["body"]["id"].startswith("chatcmpl-")
 
 
+def test_a_custom_id_is_answered_once(tiny_model, tmp_path, capsys):
+    body = {"prompt": PROMPT, "max_tokens": 1}
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"custom_id": name, "body": body}) + "\n" for name in ("a", "b", "a")))
+    main(["generate", tiny_model, "--batch-file", str(path), *QUICK])
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [answer["error"] is None for answer in answers] == [True, True, False]
+    assert answers[2]["error"]["message"] == "line 3: line 1 has the custom_id 'a' too"
+
+
 MESSAGES = [{"role": "user", "content": PROMPT}]
 
 

@@ -93,6 +93,13 @@ def test_queued_pages_are_there_at_once_and_the_memory_may_change(opened: Open) 
     assert tier.stats().num_written < 4
 
 
+@pytest.mark.parametrize("num_bytes", [0, 31, 33])
+def test_a_fingerprint_of_another_length_is_refused(opened: Open, path: Path, num_bytes: int) -> None:
+    with pytest.raises(ValueError, match=f"of {num_bytes} bytes, where 32 are needed"):
+        opened(fingerprint=bytes(num_bytes))
+    assert not path.exists()
+
+
 def test_namespaces_and_fingerprints_never_share(opened: Open) -> None:
     tier = opened()
     store(tier, "salt:a")

@@ -202,6 +202,24 @@ def test_a_context_that_is_too_short_is_told_before() -> None:
         run(main())
 
 
+@pytest.mark.parametrize(("loaded", "num_ctx"), [(None, 764), (512, 764), (4096, 4096)])
+def test_ollama_gets_one_context_that_holds_every_request(loaded: int | None, num_ctx: int) -> None:
+    """600 + 100 tokens and some slack; a larger one that it has already is not made smaller."""
+
+    async def main() -> list[GenerationRequest]:
+        paced = PacedClient()
+        paced.endpoint = replace(ENDPOINT, kind="ollama", server="ollama", context_len=8192)
+        workload = Workload(input_len=600, output_len=100)
+        settings = Settings((Load("closed", 2),), workload, num_requests=4, loaded_context=loaded)
+        bench = Bench(paced, settings, predict=lambda load: NO_PREDICTION, on_point=lambda point: None)  # type: ignore[arg-type]
+        await bench.run()
+        return paced.requests
+
+    requests = run(main())
+    assert len(requests) == 2 + 2 + 4  # to fit, to warm up, to measure: another value in one of them reloads the model
+    assert {request.num_ctx for request in requests} == {num_ctx}
+
+
 @pytest.mark.parametrize(("limit", "points"), [(10.0, 16), (0.3, 16), (1000.0, 30)])
 def test_capacity_is_found_by_doubling_and_bisection(limit: float, points: int) -> None:
     tried: list[float] = []

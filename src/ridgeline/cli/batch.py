@@ -6,7 +6,8 @@ server's own tables, so a line means what it would mean over HTTP, and an envelo
 Two things differ for a bare body: its prompt goes through the chat template unless `--raw`, and where it says nothing,
 the command line's flags and defaults hold.
 
-A line that cannot be honoured yields an error object in its place; the others are not touched.
+A line that cannot be honoured, or whose `custom_id` an earlier line has, yields an error object in its place; the
+others are not touched.
 """
 
 from __future__ import annotations
@@ -90,27 +91,28 @@ def _write(sink: IO[str], result: dict[str, Any]) -> None:
 def _answers(llm: LLM, lines: Iterable[str], defaults: SamplingParams, raw: bool) -> Iterator[dict[str, Any]]:
     """Results in the order of the lines. As many run at once as the engine takes; `submit` waits when it is full."""
     under_way: deque[Entry] = deque()
+    ids: dict[str, int] = {}  # custom_id -> the line that has it
     for index, line in enumerate(lines):
         if line.strip():
-            under_way.append(_start(llm, index, line, defaults, raw))
+            under_way.append(_start(llm, index, line, defaults, raw, ids))
         while under_way and under_way[0].is_over:
             yield _result(llm, under_way.popleft())
     while under_way:
         yield _result(llm, under_way.popleft())
 
 
-def _start(llm: LLM, index: int, line: str, defaults: SamplingParams, raw: bool) -> Entry:
+def _start(llm: LLM, index: int, line: str, defaults: SamplingParams, raw: bool, ids: dict[str, int]) -> Entry:
     entry = Entry({"index": index})
     try:
-        body = _read_body(entry, index, line)
+        body = _read_body(entry, index, line, ids)
         entry.outcome = llm.submit(*_prompt_and_params(llm, entry, body, defaults, raw))
     except RidgelineError as error:
         entry.outcome = error
     return entry
 
 
-def _read_body(entry: Entry, index: int, line: str) -> dict[str, Any]:
-    """The request's body; notes in `entry` whether it came in an envelope and which kind it is."""
+def _read_body(entry: Entry, index: int, line: str, ids: dict[str, int]) -> dict[str, Any]:
+    """The request's body; notes in `entry` whether it came in an envelope and which kind it is, and its id in `ids`."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -123,6 +125,10 @@ def _read_body(entry: Entry, index: int, line: str) -> dict[str, Any]:
     entry.is_chat = "messages" in value
     if entry.is_enveloped:
         _check_envelope(f"line {index + 1}", envelope, entry.is_chat)
+        custom_id = envelope["custom_id"]
+        if (first := ids.setdefault(custom_id, index + 1)) != index + 1:
+            problem = f"line {index + 1}: line {first} has the custom_id {shown(custom_id)} too"
+            raise RequestError(problem, param="custom_id")
     return value
 
 

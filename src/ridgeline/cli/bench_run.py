@@ -16,8 +16,8 @@ from ridgeline.cost.ask import choose_hardware
 from ridgeline.errors import ConfigError
 from ridgeline.measure import metrics
 from ridgeline.measure.bench import Bench, Settings
-from ridgeline.measure.client import Client, run
-from ridgeline.measure.deployment import find_device, find_model, loaded_model, machine_has_gpu
+from ridgeline.measure.client import run
+from ridgeline.measure.deployment import Loaded, find_device, find_model, loaded_model, machine_has_gpu
 from ridgeline.measure.endpoints import Endpoint, connect, detect
 from ridgeline.measure.point import Load, Run
 from ridgeline.measure.predict import predict, unpredicted
@@ -92,8 +92,11 @@ async def _run(url: str, settings: Settings, options: BenchOptions, quiet: bool)
     chat = _chooses_chat(options.api, endpoint)
     count_tokens = None if options.tokenizer is None else _counter(options.tokenizer)
     async with connect(endpoint, timeout_s=server.timeout_s, count_tokens=count_tokens) as client:
-        predictor = await _predictor(client, settings, server)
-        bench = Bench(client, replace(settings, chat=chat), predict=predictor, on_point=lambda point: None)
+        running = await client.get("/api/ps") if endpoint.kind == "ollama" else None
+        loaded = loaded_model(running, endpoint.model)
+        predictor = _predictor(endpoint, settings, server, loaded)
+        settings = replace(settings, chat=chat, loaded_context=loaded.context_len if loaded else None)
+        bench = Bench(client, settings, predict=predictor, on_point=lambda point: None)
         async with _stops_at_ctrl_c(bench), _shown(bench, quiet):
             await bench.run()
     about = {
@@ -120,10 +123,10 @@ def _counter(model: str) -> Callable[[str], int]:
     return lambda text: len(tokenizer.encode(text))
 
 
-async def _predictor(client: Client, settings: Settings, server: Options) -> Callable[[Load], dict[str, Any]]:
+def _predictor(
+    endpoint: Endpoint, settings: Settings, server: Options, loaded: Loaded | None
+) -> Callable[[Load], dict[str, Any]]:
     """What `plan` says of a load, or why it says nothing."""
-    endpoint = client.endpoint
-    loaded = loaded_model(await client.get("/api/ps"), endpoint.model) if endpoint.kind == "ollama" else None
     device = find_device(endpoint, loaded, server.hardware, has_gpu=machine_has_gpu())
     model = find_model(endpoint, server.spec, server.dtype, server.kv_dtype) if device.name else device.reason
     hardware = None if isinstance(model, str) or device.name is None else choose_hardware(device.name)

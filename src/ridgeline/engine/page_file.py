@@ -84,6 +84,8 @@ class PageChain:
     """The hash chain of the sequence asked for last: calls come in runs over one sequence, whole, cut or longer."""
 
     def __init__(self, fingerprint: bytes, page_size: int) -> None:
+        if len(fingerprint) != KEY_BYTES:  # a directory of another name's length would never be found again
+            raise ValueError(f"a fingerprint of {len(fingerprint)} bytes, where {KEY_BYTES} are needed")
         self._fingerprint = fingerprint
         self._page_size = page_size
         self._namespace = ""

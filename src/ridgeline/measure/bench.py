@@ -30,6 +30,7 @@ from ridgeline.measure.workloads import Session, TokenRate, Workload, Writer, fi
 _WARM_UP_TOKENS = 16
 _REQUESTS_PER_WORKER = 8
 _LEAST_REQUESTS = 32
+_SLACK_TOKENS = 64  # by which a prompt may exceed its length: templates, and words of another number of tokens
 
 Predict = Callable[[Load], dict[str, Any]]
 
@@ -50,6 +51,7 @@ class Settings:
     slo: Slo | None = None
     chat: bool = False
     seeks_capacity: bool = False  # the highest rate that meets `slo`, from the first load's rate
+    loaded_context: int | None = None  # the `num_ctx` that Ollama runs the model with now
 
     @property
     def is_cold(self) -> bool:
@@ -83,6 +85,7 @@ class Bench:
         self._running: asyncio.Task[None] | None = None
         self._num_interrupted = 0
         self._rng = random.SystemRandom()
+        self._num_ctx: int | None = None
 
     def stop(self) -> None:
         """The point that is being measured becomes a partial one; what is in flight is cut off."""
@@ -117,13 +120,14 @@ class Bench:
         return bool(self.settings.slo and point["attainment"] >= self.settings.slo.target)
 
     async def prepare(self) -> None:
-        self.rate = await fit_token_rate(self.client, chat=self.settings.chat)
         context, needed = self.client.endpoint.context_len, longest(self._sessions(1_000))
         if context is not None and needed > context:
             raise ConfigError(
                 f"requests of up to {needed:,} tokens are wanted, the server's context is {context:,}",
                 hint="choose a smaller --input or --output",
             )
+        self._num_ctx = self.client.endpoint.num_ctx(needed + _SLACK_TOKENS, self.settings.loaded_context)
+        self.rate = await fit_token_rate(self.client, chat=self.settings.chat, num_ctx=self._num_ctx)
 
     async def measure(self, load: Load) -> dict[str, Any]:
         """One point; also kept in `points` and `runs`."""
@@ -154,6 +158,7 @@ class Bench:
             seed=self._rng.getrandbits(64),
             ignore_eos=self.settings.workload.has_exact_outputs,
             cache=not self.settings.is_cold,
+            num_ctx=self._num_ctx,
         )
 
     def _sessions(self, count: int) -> list[Session]:

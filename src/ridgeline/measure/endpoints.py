@@ -56,6 +56,14 @@ class Endpoint:
     def short_name(self) -> str:
         return short_name(self.model)
 
+    def num_ctx(self, needed: int, loaded: int | None) -> int | None:
+        """Ollama's context window for requests of up to `needed` tokens; None for another server. One value for a whole
+        run, since another one reloads the model. A larger one that is `loaded` now is kept: what its user runs is what
+        is measured."""
+        if self.kind != "ollama":
+            return None
+        return max(min(needed, self.context_len or needed), loaded or 0)
+
     @property
     def is_local(self) -> bool:
         """Whether it runs on this machine (or claims to, through a tunnel)."""

@@ -214,12 +214,8 @@ class Experiment:
         return await self._send(request)
 
     def _choose_num_ctx(self) -> int | None:
-        """What Ollama needs for the longest request; one value for all, since another one reloads the model. A larger
-        one that it has now is kept: what the user runs is what is measured."""
-        if self.endpoint.kind != "ollama":
-            return None
         needed = max((*self.settings.lengths, _SHORT_LEN)) + self.settings.output_len + _LINE_SLACK
-        return max(min(needed, self.endpoint.context_len or needed), self._loaded_context or 0)
+        return self.endpoint.num_ctx(needed, self._loaded_context)
 
     def _estimate(self, num_words: int) -> float:
         return (self.overhead_tokens or 0) + self._tokens_per_word * num_words

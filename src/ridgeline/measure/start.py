@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,10 +24,14 @@ _STOP_TIMEOUT_S = 30.0
 def running_server(model: str, options: Sequence[str] = ()) -> Iterator[str]:
     """The URL of the model's server, ready, on any free port of this machine; `options` are `serve`'s.
 
-    Raises ConfigError with the server's own words when it does not start.
+    Raises ConfigError with the server's own words when it does not start. SIGTERM is a Ctrl-C meanwhile: it would end
+    this process alone, and leave the server to nobody.
     """
     command = [sys.executable, "-m", "ridgeline.cli", "serve", model, "--port", "0", "--json", *options]
-    with tempfile.TemporaryFile("w+") as log:  # not a pipe: nobody reads it while the server runs, and a pipe fills
+    with (
+        _terminated_as_interrupted(),
+        tempfile.TemporaryFile("w+") as log,
+    ):  # not a pipe: nobody reads it while the server runs, and a pipe fills
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             yield str(_ready(process, model, log)["url"])
@@ -37,6 +42,16 @@ def running_server(model: str, options: Sequence[str] = ()) -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """What answers Ctrl-C now, an event loop or nobody, answers SIGTERM too."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _ready(process: subprocess.Popen[str], model: str, log: IO[str]) -> dict[str, Any]:

@@ -144,9 +144,9 @@ class TokenRate:
         return max(0, round((num_tokens - (self.overhead if with_overhead else 0.0)) / self.per_word))
 
 
-async def fit_token_rate(client: Client, *, chat: bool) -> TokenRate:
+async def fit_token_rate(client: Client, *, chat: bool, num_ctx: int | None = None) -> TokenRate:
     """Asks for the tokens of two prompts. Raises ConfigError with the server's words when it answers neither."""
-    writer, counts = Writer(TokenRate(), chat=chat, seed=random.randrange(2**32)), []
+    writer, counts = Writer(TokenRate(), chat=chat, seed=random.randrange(2**32), num_ctx=num_ctx), []
     for words in _FIT_WORDS:
         request = writer.unique(words, max_tokens=1)
         record = await client.stream(request)
@@ -173,12 +173,21 @@ HINTS = {
 class Writer:
     """Turns sessions into requests. One per measured point, with a seed of its own: no point repeats another's text."""
 
-    def __init__(self, rate: TokenRate, *, chat: bool, seed: int, ignore_eos: bool = True, cache: bool = False) -> None:
+    def __init__(
+        self,
+        rate: TokenRate,
+        *,
+        chat: bool,
+        seed: int,
+        ignore_eos: bool = True,
+        cache: bool = False,
+        num_ctx: int | None = None,
+    ) -> None:
         self._rate = rate
         self._chat = chat
         self._rng = random.Random(seed)
         self._seed = seed
-        self._fields: dict[str, Any] = {"ignore_eos": ignore_eos, "cache": cache}
+        self._fields: dict[str, Any] = {"ignore_eos": ignore_eos, "cache": cache, "num_ctx": num_ctx}
         self._words: list[str] = []
 
     def first(self, session: Session) -> GenerationRequest:
