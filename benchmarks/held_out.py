@@ -19,8 +19,9 @@ from novels import HELD_OUT, held_out_text
 from ridgeline.config import ModelConfig, nearest
 from ridgeline.engine.plan import Executor
 from ridgeline.errors import ConfigError
+from ridgeline.model.fingerprint import kv_fingerprint
 from ridgeline.model.resolve import resolve_model
-from ridgeline.model.runtime import load_runtime
+from ridgeline.model.runtime import ModelRuntime, load_runtime
 from ridgeline.model.tokenizer import load_tokenizer
 from runs import Rows, plan_of
 
@@ -62,7 +63,7 @@ def cut(model: str, file: Path | None = None, num_windows: int = NUM_WINDOWS) ->
     return HeldOut(model, name, token_ids[: num_windows * WINDOW].reshape(num_windows, WINDOW))
 
 
-def parse_format(name: str) -> ModelConfig:
+def parse_format(name: str, threads: int | None = None) -> ModelConfig:
     """`DTYPE[+head=DTYPE][+kv=DTYPE]`, as `int4-g32+head=int8`."""
     dtype, *options = name.split("+")
     settings: dict[str, Any] = {"dtype": dtype}
@@ -71,7 +72,7 @@ def parse_format(name: str) -> ModelConfig:
         if key not in OPTIONS or not value:
             raise ConfigError(f"format {name!r}: what is {option!r}?", hint=nearest(key, list(OPTIONS)))
         settings[OPTIONS[key]] = value
-    return ModelConfig(context=WINDOW, **settings)
+    return ModelConfig(context=WINDOW, threads=threads, packed_file=False, **settings)
 
 
 def window_logits(executor: Executor, token_ids: np.ndarray) -> np.ndarray:
@@ -86,18 +87,22 @@ def window_logits(executor: Executor, token_ids: np.ndarray) -> np.ndarray:
 
 
 class Reference:
-    """fp32 predictions as log-probabilities, in a file of `scratch`: more than a gigabyte for a large vocabulary."""
+    """fp32 predictions as log-probabilities, in a file of `scratch`: more than a gigabyte for a large vocabulary. One
+    that is there already, of the same text, weights and arithmetic, is taken. `threads` changes no figure of ours."""
 
-    def __init__(self, text: HeldOut, scratch: Path) -> None:
-        self.text = text
-        runtime = load_runtime(text.model, parse_format("fp32"), num_sampler_slots=1)
+    def __init__(self, text: HeldOut, scratch: Path, threads: int | None = None) -> None:
+        self.text, self.threads = text, threads
+        runtime = load_runtime(text.model, parse_format("fp32", threads), num_sampler_slots=1)
         try:
             self.name = runtime.name
             self.facts = facts(runtime.executor)
+            identity = kv_fingerprint(runtime.files, "checkpoint", runtime.executor, runtime.executor.page_bytes)
+            self.stem = f"{runtime.name}-{identity.hex()[:16]}"
+            path = scratch / f"{self.stem}-{text.key}.logprobs"
+            if not path.exists():
+                write_logprobs(path, text, runtime)
             shape = (*text.targets.shape, runtime.spec.vocab_size)
-            self._logprobs = np.memmap(scratch / "reference.f32", np.float32, "w+", shape=shape)
-            for window, logprobs in zip(text.windows, self._logprobs, strict=True):
-                logprobs[...] = log_softmax(window_logits(runtime.executor, window))
+            self._logprobs = np.memmap(path, np.float32, "r", shape=shape)
         finally:
             runtime.close()
         self.quality = self.compare(iter(self._logprobs))
@@ -108,9 +113,18 @@ class Reference:
         return summarize([score(reference, logits, targets) for reference, logits, targets in expected])
 
 
+def write_logprobs(path: Path, text: HeldOut, runtime: ModelRuntime) -> None:
+    """[windows, scored, vocab], fp32; in place when it is whole."""
+    making = path.with_suffix(".making")
+    with making.open("wb") as file:
+        for window in text.windows:
+            file.write(log_softmax(window_logits(runtime.executor, window)).astype(np.float32).tobytes())
+    making.rename(path)
+
+
 def evaluate(model: str, name: str, reference: Reference) -> tuple[Quality, dict[str, Any]]:
     """A format's quality and facts; `model` may be another file of the reference's weights."""
-    runtime = load_runtime(model, parse_format(name), num_sampler_slots=1)
+    runtime = load_runtime(model, parse_format(name, reference.threads), num_sampler_slots=1)
     try:
         logits: Iterator[np.ndarray] = (window_logits(runtime.executor, window) for window in reference.text.windows)
         return reference.compare(logits), facts(runtime.executor)

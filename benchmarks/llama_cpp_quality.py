@@ -22,31 +22,32 @@ from ridgeline.model.gguf import open_gguf
 from ridgeline.model.resolve import resolve_model
 from ridgeline.model.tokenizer import load_tokenizer
 
-FORMATS = ("F32", "Q8_0", "Q4_0", "Q4_0 pure", "Q4_K")
+UNQUANTIZED = "F32"
+FORMATS = ("Q8_0", "Q4_0", "Q4_0 pure", "Q4_K", UNQUANTIZED)
 MAGIC = b"_logits_"
 HEADER_BYTES = len(MAGIC) + 3 * 4
 STEP_AND_LOWEST = 4  # 16-bit numbers that two fp32 ones take
 
 
 class Peer:
-    """`directory` holds the two tools; files are made in `scratch`."""
+    """`directory` holds the two tools; files are made in `scratch`, named after the weights that they hold."""
 
-    def __init__(self, directory: Path, text: HeldOut, scratch: Path) -> None:
-        self._directory, self._text, self._scratch = directory, text, scratch
-        self._weights = self._unquantized()
+    def __init__(self, directory: Path, reference: Reference, scratch: Path) -> None:
+        self._directory, self._reference, self._scratch = directory, reference, scratch
         self._prompt = scratch / "text.txt"
-        tokenizer = load_tokenizer(resolve_model(text.model))
+        tokenizer = load_tokenizer(resolve_model(reference.text.model))
         assert tokenizer is not None
-        self._prompt.write_text(tokenizer.decode(text.windows.ravel().tolist()))
+        self._prompt.write_text(tokenizer.decode(reference.text.windows.ravel().tolist()))
 
-    def evaluate(self, name: str, reference: Reference) -> tuple[Quality, dict[str, Any]]:
+    def evaluate(self, name: str) -> tuple[Quality, dict[str, Any]]:
         """`name` is one of llama-quantize's types, perhaps followed by `pure`."""
         weights, logits = self.file(name), self._scratch / "logits.bin"
-        options = ["--save-all-logits", logits, "-c", WINDOW, "-b", WINDOW, "-f", self._prompt]
+        options = ["-m", weights, "-f", self._prompt, "-c", WINDOW, "-b", WINDOW, "--save-all-logits", logits]
         no_bos = ["--override-kv", "tokenizer.ggml.add_bos_token=bool:false"]
-        self._run("llama-perplexity", "-m", weights, *options, *no_bos)
+        threads = ["-t", self._reference.threads] if self._reference.threads else []
+        self._run("llama-perplexity", *options, *no_bos, *threads)
         try:
-            quality = reference.compare(read_logprobs(logits, self._text))
+            quality = self._reference.compare(read_logprobs(logits, self._reference.text))
         finally:
             logits.unlink()
         tensors = open_gguf(weights).tensors.values()
@@ -54,21 +55,22 @@ class Peer:
 
     def file(self, name: str) -> Path:
         """The GGUF file of `name`, made when it is not there."""
-        kind, *options = name.split()
-        path = self._scratch / f"{name.replace(' ', '-')}.gguf"
-        if kind == "F32":
-            return self._weights
+        path = self._scratch / f"{self._reference.stem}-{name.replace(' ', '-')}.gguf"
         if not path.exists():
-            self._run("llama-quantize", *(f"--{option}" for option in options), self._weights, path, kind)
+            making = path.with_suffix(".making")
+            self._make(name, making)
+            making.rename(path)
         return path
 
-    def _unquantized(self) -> Path:
-        files, path = resolve_model(self._text.model), self._scratch / "F32.gguf"
-        if files.kind == "gguf":
-            self._run("llama-quantize", "--allow-requantize", files.path, path, "F32")
+    def _make(self, name: str, path: Path) -> None:
+        kind, *options = name.split()
+        files = resolve_model(self._reference.text.model)
+        if kind != UNQUANTIZED:
+            self._run("llama-quantize", *(f"--{option}" for option in options), self.file(UNQUANTIZED), path, kind)
+        elif files.kind == "gguf":
+            self._run("llama-quantize", "--allow-requantize", files.path, path, UNQUANTIZED)
         else:
             raise ConfigError(f"{files.path}: llama.cpp's tools want a GGUF file", hint="convert it first")
-        return path
 
     def _run(self, program: str, *arguments: object) -> None:
         command = [str(self._directory / program), *map(str, arguments)]

@@ -13,13 +13,16 @@ run may be cut into parts.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import llama_cpp_quality
 from held_out import Reference, cut, evaluate
 from novels import cache_directory
 from quality_report import Results
+from ridgeline.cost.cores import usable_cores
 from ridgeline.model.resolve import resolve_model
 
 MODELS = ("smollm2-135m", str(cache_directory() / "tiny-llama"))
@@ -37,29 +40,42 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="a file of your own instead of the novel")
     parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="where its tools are; default: leave it out")
     parser.add_argument("--llama-cpp-formats", default=",".join(llama_cpp_quality.FORMATS))
+    parser.add_argument("--scratch", type=Path, metavar="DIR", help="keep the reference there for the next run")
+    parser.add_argument("--threads", type=int, default=usable_cores())
     arguments = parser.parse_args()
     results = Results()
     for model in arguments.models:
         measure(model, arguments, results)
-    print(results.write())
+    print(results.document())
 
 
 def measure(model: str, arguments: argparse.Namespace, results: Results) -> None:
-    scratch_parent = cache_directory()
-    scratch_parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=scratch_parent) as scratch:
+    with scratch_directory(arguments.scratch) as scratch:
         text = cut(model, arguments.text)
-        reference = Reference(text, Path(scratch))
+        reference = Reference(text, scratch, arguments.threads)
         results.begin(reference.name, text.name, text.key)
         results.add(reference.name, "fp32", reference.quality, reference.facts)
         for name in listed(arguments.formats) if arguments.formats is not None else formats_of(model):
             results.add(reference.name, name, *evaluate(model, name, reference))
-            results.write()
         if arguments.llama_cpp:
-            peer = llama_cpp_quality.Peer(arguments.llama_cpp, text, Path(scratch))
+            peer = llama_cpp_quality.Peer(arguments.llama_cpp, reference, scratch)
             for name in listed(arguments.llama_cpp_formats):
-                results.add(reference.name, f"llama.cpp {name}", *peer.evaluate(name, reference))
-                results.write()
+                results.add(reference.name, f"llama.cpp {name}", *peer.evaluate(name))
+                if name != llama_cpp_quality.UNQUANTIZED:
+                    own_groups = evaluate(str(peer.file(name)), "gguf", reference)
+                    results.add(reference.name, f"gguf of {name}", *own_groups)
+
+
+@contextlib.contextmanager
+def scratch_directory(kept: Path | None) -> Iterator[Path]:
+    """The reference of a large vocabulary takes gigabytes: on disk, not in a /tmp that may be memory."""
+    parent = kept or cache_directory()
+    parent.mkdir(parents=True, exist_ok=True)
+    if kept is not None:
+        yield kept
+        return
+    with tempfile.TemporaryDirectory(dir=parent) as directory:
+        yield Path(directory)
 
 
 def formats_of(model: str) -> tuple[str, ...]:

@@ -34,27 +34,35 @@ is its `--pure`: the embedding and output matrix in that format too. `gguf of Q4
 
 
 class Results:
-    """docs/results/quality.json: model -> text and rows. A run replaces the rows that it measures."""
+    """docs/results/quality.json: model -> text and rows. A run replaces the rows that it measures, one at a time."""
 
     def __init__(self, directory: Path = DIRECTORY) -> None:
         self._json, self._document = directory / "quality.json", directory / "quality.md"
-        self._models: dict[str, Any] = json.loads(self._json.read_text()) if self._json.exists() else {}
 
     def begin(self, model: str, text: str, key: str) -> None:
         """Rows of another text or tokenizer are dropped: they do not compare."""
-        if self._models.get(model, {}).get("key") != key:
-            self._models[model] = {"text": text, "key": key, "rows": {}}
+        models = self._load()
+        if models.get(model, {}).get("key") != key:
+            self._write(models | {model: {"text": text, "key": key, "rows": {}}})
 
     def add(self, model: str, name: str, quality: Quality, facts: dict[str, Any]) -> None:
-        self._models[model]["rows"][name] = quality.to_dict() | facts
-        print(f"{model}: {_line(name, self._models[model]['rows'])}", flush=True)
+        models = self._load()
+        models[model]["rows"][name] = quality.to_dict() | facts
+        self._write(models)
+        print(f"{model}: {_line(name, models[model]['rows'])}", flush=True)
 
-    def write(self) -> str:
-        """Both files; returns the document."""
-        self._json.write_text(json.dumps(self._models, indent=1) + "\n")
-        document = "\n".join([INTRODUCTION, *(_section(model, found) for model, found in self._models.items())])
-        self._document.write_text(document)
-        return document
+    def document(self) -> str:
+        """Written from all rows that are there."""
+        text = "\n".join([INTRODUCTION, *(_section(model, found) for model, found in self._load().items())])
+        self._document.write_text(text)
+        return text
+
+    def _load(self) -> dict[str, Any]:
+        models: dict[str, Any] = json.loads(self._json.read_text()) if self._json.exists() else {}
+        return models
+
+    def _write(self, models: dict[str, Any]) -> None:
+        self._json.write_text(json.dumps(models, indent=1) + "\n")
 
 
 def _section(model: str, found: dict[str, Any]) -> str:

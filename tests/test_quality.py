@@ -121,6 +121,10 @@ def test_the_reference_agrees_with_itself(benchmarks, checkpoint, tmp_path):
     assert max(again.kl) < 1e-6
     assert again.same_top == [1.0, 1.0]
     assert facts == reference.facts
+    [kept] = tmp_path.glob("*.logprobs")
+    made = kept.stat().st_mtime_ns
+    assert held_out.Reference(text, tmp_path).quality == reference.quality
+    assert kept.stat().st_mtime_ns == made  # taken, not made again
     rounded, facts = held_out.evaluate(checkpoint, "bf16", reference)
     assert min(rounded.kl) > max(again.kl)
     assert facts["weight_bytes"] < reference.facts["weight_bytes"]
@@ -168,17 +172,16 @@ def test_results_keep_rows_of_the_same_text_and_no_others(benchmarks, divergence
     results.begin("model", "novel", "key")
     for name, nll in (("fp32", [3.0, 4.0]), ("bf16", [3.001, 4.001]), ("int8", [3.01, 4.01])):
         results.add("model", name, divergence.Quality(nll, [0.1, 0.2], 0.5, [0.9, 1.0], 1022), facts)
-    results.write()
     later = report.Results(tmp_path)
     later.begin("model", "novel", "key")
-    document = later.write()
+    document = later.document()
     assert "| bf16 | 1.0 |" in document
     assert "+0.10% ± 0.00%" in document
     assert "int8 against bf16, at most +0.5%: +0.90% ± 0.00%: missed." in document
     assert document == (tmp_path / "quality.md").read_text()
     later.begin("model", "novel", "another key")
     later.add("model", "fp32", divergence.Quality([3.0, 4.0], [0, 0], 0, [1, 1], 1022), facts)
-    assert "bf16 |" not in later.write()
+    assert "bf16 |" not in later.document()
 
 
 def test_the_text_of_an_r_database(benchmarks):
