@@ -22,14 +22,16 @@ from ridgeline.config import ModelConfig
 from ridgeline.errors import ConfigError
 from ridgeline.executors.native import PACKING_VERSION, NativeExecutor
 from ridgeline.executors.packed_file import ALIGNMENT, PackedFile
-from ridgeline.model.program import build, weight_shapes
+from ridgeline.model.program import build
+from ridgeline.model.quantized import in_format, is_rotated
 from ridgeline.model.resolve import load_spec, resolve_model
+from ridgeline.model.rotated import untied
 from ridgeline.model.runtime import ModelRuntime, load_runtime
-from ridgeline.model.weights import CheckpointWeights
+from ridgeline.model.weights import CheckpointWeights, Weights
 from step_plans import Stepper
 
 PROMPT = list(range(3, 60))
-DTYPES = ("fp32", "bf16")
+DTYPES = ("fp32", "bf16", "int8", "int4", "int4-g32-zp")
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +67,10 @@ def test_mapped_weights_give_the_bits_of_packed_ones(
     family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = str(make_hf(tmp_path / "model", family))
-    expected, _ = outcome(model, tmp_path, dtype=dtype, packed_file=False, packed_dir=None)
-    first, notices = outcome(model, tmp_path / "packed", dtype=dtype)
-    assert len(notices) == 1
-    assert str(only_file(tmp_path / "packed")) in notices[0]
+    expected, told = outcome(model, tmp_path, dtype=dtype, packed_file=False, packed_dir=None)
+    first, (*others, notice) = outcome(model, tmp_path / "packed", dtype=dtype)
+    assert str(only_file(tmp_path / "packed")) in notice
+    assert tuple(others) == told
 
     def read(self: CheckpointWeights, name: str) -> np.ndarray:
         raise AssertionError(f"{name} was read, though there is a packed file")
@@ -76,7 +78,7 @@ def test_mapped_weights_give_the_bits_of_packed_ones(
     monkeypatch.setattr(CheckpointWeights, "read", read)
     monkeypatch.setattr(CheckpointWeights, "read_bf16", read)
     second, notices = outcome(model, tmp_path / "packed", dtype=dtype)
-    assert notices == ()
+    assert notices == told
     np.testing.assert_array_equal(first, expected)
     np.testing.assert_array_equal(second, expected)
 
@@ -103,7 +105,9 @@ def test_a_damaged_file_is_told_and_replaced(model: str, tmp_path: Path, damage:
     )
     logits, notices = outcome(model, tmp_path)
     np.testing.assert_array_equal(logits, expected)
-    assert any("packed anew: damaged" in notice for notice in notices)
+    [notice] = notices
+    assert "damaged" in notice
+    assert "packed anew" in notice
     assert only_file(tmp_path).read_bytes() == sound
     assert outcome(model, tmp_path)[1] == ()
 
@@ -114,7 +118,9 @@ def test_another_checkpoint_at_the_same_place_is_packed_anew(model: str, tmp_pat
     before, _ = outcome(str(place), packed)
     make_hf(place, "qwen3", seed=1)
     after, notices = outcome(str(place), packed)
-    assert any("packed anew: outdated" in notice for notice in notices)
+    [notice] = notices
+    assert "outdated" in notice
+    assert "packed anew" in notice
     assert not np.array_equal(after, before)
     np.testing.assert_array_equal(after, outcome(str(place), tmp_path, packed_file=False, packed_dir=None)[0])
     assert len(os.listdir(packed)) == 1, "the old one is gone"
@@ -183,28 +189,31 @@ def test_without_a_packed_file_nothing_is_written(model: str, tmp_path: Path, mo
 # --- what the bytes depend on
 
 
-class Fractions:
+class Fractions(Weights):
     """Weights that are the same on every machine: multiples of 2^-12 in [-1, 1)."""
 
-    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        self._shapes = shapes
-
     def read(self, name: str) -> np.ndarray:
-        shape = self._shapes[name]
+        shape = self.shapes[name]
         numbers = np.arange(int(np.prod(shape)), dtype=np.uint32) * np.uint32(2654435761) >> np.uint32(19)
         return (numbers.astype(np.float32) / np.float32(4096) - np.float32(1)).reshape(shape)
 
-    def read_bf16(self, name: str) -> np.ndarray:
-        return (self.read(name).view(np.uint32) >> 16).astype(np.uint16)
+    def stored_type(self, name: str) -> str:
+        return "F32"
 
 
-GOLDEN = {"fp32": 0xE8CC586FA745B490, "bf16": 0x4CD29F6D0D7B2CC7}
+GOLDEN = {
+    "fp32": 0xE8CC586FA745B490,
+    "bf16": 0x5B0DC6E0231BA2B6,
+    "int8": 0xAE9A09569C648DF0,
+    "int8-g32": 0xA141832FD2B328D7,
+}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", GOLDEN)
 def test_whoever_packs_differently_raises_the_packing_version(model: str, tmp_path: Path, dtype: str) -> None:
     spec = load_spec(resolve_model(model))
-    packed = PackedFile(tmp_path / "a.ridge", bytes(32))
-    NativeExecutor(build(spec), Fractions(weight_shapes(spec)), dtype=dtype, num_pages=4, threads=1, packed=packed)
+    program, packed = build(untied(spec) if is_rotated(dtype) else spec), PackedFile(tmp_path / "a.ridge", bytes(32))
+    weights = in_format(Fractions(spec), spec, dtype)
+    NativeExecutor(program, weights, dtype=dtype, num_pages=4, threads=1, packed=packed).close()
     [found] = _native.checksums([np.fromfile(packed.path, np.uint8)[ALIGNMENT:]], 1)
     assert (PACKING_VERSION, hex(found)) == (1, hex(GOLDEN[dtype])), "raise PACKING_VERSION and renew GOLDEN"

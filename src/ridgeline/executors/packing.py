@@ -25,36 +25,40 @@ def load_weights(
     if packed is None:
         pack()
         return []
-    notices = []
     try:
         core.stand_on(packed.map(threads))
         return []
     except FileNotFoundError:
-        pass
-    except PackedFileError as error:
-        notices.append(f"{packed.path} was packed anew: {error}")
+        problem = ""
+    except (PackedFileError, ValueError) as error:  # ValueError: sections of other sizes
+        problem = str(error)
     except OSError as error:
-        notices.append(f"{packed.path} cannot be read: {error.strerror}")
+        problem = f"unreadable: {error.strerror}"
     pack()
-    return [*notices, _keep(core, packed, threads, progress)]
+    return [_keep(core, packed, problem, threads, progress)]
 
 
-def _keep(core: Any, packed: PackedFile, threads: int, progress: Callable[[str, float], None]) -> str:
+def _keep(core: Any, packed: PackedFile, problem: str, threads: int, progress: Callable[[str, float], None]) -> str:
+    """Writes the file, and stands `core` on it. `problem` is that of the file before, if there was one."""
     sections = core.sections()
     size = format_bytes(sum(section.nbytes for section in sections))
-    stage = f"keeping the packed weights ({size}) in {packed.path}"
+    before = f"{packed.path} was {problem}: " if problem else ""
     try:
-        packed.write(sections, threads, lambda share: progress(stage, share))
+        packed.write(
+            sections, threads, lambda share: progress(f"keeping the packed weights ({size}) in {packed.path}", share)
+        )
         core.stand_on(packed.map(threads, verify=False))  # not both in memory at once
     except BusyError:
-        return f"the packed weights stay in memory: another process is just writing {packed.path}"
+        return f"{before}the packed weights stay in memory: another process is just writing {packed.path}"
     except (OSError, PackedFileError) as error:
-        problem = (error.strerror if isinstance(error, OSError) else None) or error
+        why = (error.strerror if isinstance(error, OSError) else None) or error
         return (
-            f"the packed weights stay in memory, and the next start packs again: {packed.path} cannot be kept: "
-            f"{problem}; --packed-dir names another place, --no-packed-file keeps none"
+            f"{before}the packed weights stay in memory, and the next start packs again: {packed.path} cannot be kept: "
+            f"{why}; --packed-dir names another place, --no-packed-file keeps none"
         )
+    if problem:
+        return f"{before}it is packed anew ({size})"
     return (
-        f"the packed weights ({size}) are kept in {packed.path}: the next start maps them; "
-        "delete the file whenever you like, --no-packed-file keeps none"
+        f"the packed weights ({size}) are kept in {packed.path}: the next start maps them; the file may be deleted at "
+        "any time, --no-packed-file keeps none"
     )

@@ -64,6 +64,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(state),
+                ws="none",
                 log_level="warning",
                 access_log=False,
                 server_header=False,
