@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import sys
 
 import pytest
 
@@ -26,6 +27,19 @@ def test_streams_the_answer_through_the_chat_template(tiny_model, llm, capsys):
     captured = capsys.readouterr()
     assert captured.out == llm.generate(chat_ids(llm, PROMPT), PARAMS)[0].text + "\n"
     assert captured.err.startswith("(cut: ")
+
+
+@pytest.mark.parametrize("at_terminal", [True, False])
+def test_a_person_at_a_terminal_is_told_where_packed_weights_are_kept(
+    tiny_model, tmp_path, capsys, monkeypatch, at_terminal
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: at_terminal)
+    place = ["--packed-dir", str(tmp_path)]
+    assert main(["generate", tiny_model, PROMPT, *GREEDY, *QUICK, *place]) == 0
+    [packed] = tmp_path.iterdir()
+    assert (f"are kept in {packed}" in capsys.readouterr().err) == at_terminal
+    assert main(["generate", tiny_model, PROMPT, *GREEDY, *QUICK, *place]) == 0
+    assert "note: " not in capsys.readouterr().err
 
 
 def test_system_message(tiny_model, llm, capsys):

@@ -5,13 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
 def print_json(value: Any) -> None:
     """Plain ASCII, which every locale can write."""
     print(json.dumps(value), flush=True)
+
+
+def tell(notices: Iterable[str]) -> None:
+    """What loading decided on its own, for people at a terminal."""
+    if sys.stderr.isatty():
+        for notice in notices:
+            print(f"note: {notice}", file=sys.stderr)
 
 
 @contextlib.contextmanager
