@@ -34,7 +34,7 @@ def meters():
 
     def matmul_flops(dtype, rows, inner, outputs, threads, seconds):
         assert threads == 6
-        return {"fp32": 1e11, "bf16": 4e11}[dtype] * min(rows, 64)
+        return {"fp32": 1e11, "bf16": 4e11, "int8": 8e11}[dtype] * min(rows, 64)
 
     return types.SimpleNamespace(
         read_bandwidth=read_bandwidth, matmul_flops=matmul_flops, isa=lambda: "avx2", calls=calls
@@ -45,7 +45,7 @@ def test_the_whole_probe(meters):
     stages = []
     probe = measure(FULL, progress=lambda stage, share: stages.append(share), meters=meters)
     assert list(probe.by_threads) == [1, 2, 4, 6]
-    assert {(dtype, rows) for dtype, rows in probe.matmul} == {(d, r) for d in ("fp32", "bf16") for r in ROWS}
+    assert {(dtype, rows) for dtype, rows in probe.matmul} == {(d, r) for d in ("fp32", "bf16", "int8") for r in ROWS}
     assert max(probe.by_working_set) == 1 << 30  # beyond the cache
     assert all(reading.best == 10e9 for reading in probe.by_threads.values())  # the best of the repeats
     assert all(reading.spread == pytest.approx(0.1) for reading in probe.by_threads.values())
@@ -62,7 +62,7 @@ def test_a_probe_becomes_the_hardware_this(meters):
     assert (this.name, this.bandwidth) == ("this", 10e9)
     assert this.bandwidth_for(CACHE) == 40e9
     assert this.bandwidth_for(1 << 40) == 10e9
-    assert this.compute == {"fp32": 64e11, "bf16": 256e11}
+    assert this.compute == {"fp32": 64e11, "bf16": 256e11, "int8": 512e11}
     assert this.memory_bytes > 0
     assert "measured, spread" in this.confidence
     assert "probed 20" in this.source

@@ -81,6 +81,9 @@ def test_an_unknown_ceiling_does_not_bind():
         ("h100-sxm", "bf16", 989.4),
         ("h100-sxm", "int4", 989.4),  # weights in few bits are widened
         ("h100-sxm", "fp8-128x128", 1978.9),
+        ("Xeon Max 9480 (HBM)", "bf16", 217),
+        ("Xeon Max 9480 (HBM)", "int4-g32+bf16", 435),  # CPUs multiply integers
+        ("Xeon Max 9480 (HBM)", "gguf", 435),
         ("a100-sxm-80gb", "fp8", 312),  # has no fp8: widened too
         ("b200", "nvfp4", 9000),
         ("example-gpu", "fp32", 100),  # the table has no fp32 column: the bf16 figure is an upper bound

@@ -85,6 +85,23 @@ def read_gguf(file: GgufFile) -> StoredTensors:
     return StoredTensors(tensors)
 
 
+def read_held(file: GgufFile) -> StoredTensors | None:
+    """The same tensors in their own groups, as our executor packs them; None when it cannot read all of them."""
+    from ridgeline.quant.ggml_blocks import FORMATS, group_form  # numpy
+
+    tensors = {}
+    for tensor in file.tensors.values():
+        if any(part in tensor.name for part in _NOT_PARAMETERS):
+            continue
+        if tensor.type not in FORMATS:
+            return None
+        form = group_form(tensor.type)
+        *outer, inputs = tensor.shape
+        plain = math.prod(tensor.shape) * (2 if tensor.type == "BF16" else 4)
+        tensors[tensor.name] = math.prod(tensor.shape), form.packed_bytes(math.prod(outer), inputs) if form else plain
+    return StoredTensors(tensors)
+
+
 def _header(path: Path) -> dict[str, tuple[int, int]]:
     try:
         with path.open("rb") as file:

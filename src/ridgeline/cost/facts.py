@@ -1,8 +1,8 @@
 """What planning knows about a model: exact parameters, bytes and FLOPs, from `config.json` alone.
 
 The formulas are in `parameters`, `kv` and `flops`; here they meet one model. Formats are names (`bf16`, `int4-g128`,
-`q4_0`, ...); "stored" is what the model was released in, from its `quantization_config`, or exactly from its files
-where they are at hand.
+`q4_0`, ...), two joined by `+` where the output matrix has its own. "stored" is what the model was released in, from
+its `quantization_config`, or exactly from its files where they are at hand; "gguf" is a GGUF file in our own executor.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.config import nearest
 from ridgeline.cost import flops, kv
 from ridgeline.cost import parameters as weights
-from ridgeline.cost.checkpoint import StoredTensors, read_gguf, read_safetensors
+from ridgeline.cost.checkpoint import StoredTensors, read_gguf, read_held, read_safetensors
 from ridgeline.errors import ConfigError
 from ridgeline.model.anatomy import Anatomy
 from ridgeline.model.catalog import catalog_entry, catalog_names
 from ridgeline.model.families import describe
 from ridgeline.model.gguf_config import config_of
-from ridgeline.quant.formats import FORMATS, kv_format, weight_format
+from ridgeline.quant.formats import FORMATS, GGUF, kv_format, weight_format
 from ridgeline.quant.released import Release, release
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class ModelFacts:
     nominal_parameters: float | None = None  # the round figure that textbooks use; catalog entries only
     files: StoredTensors | None = None  # what a checkpoint directory or a GGUF file holds
     is_gguf: bool = False
+    held: StoredTensors | None = None  # a GGUF file's tensors as our executor holds them with dtype `gguf`
 
     @property
     def architecture(self) -> str:
@@ -119,10 +120,17 @@ class ModelFacts:
         return weights.WeightFormats(released.fmt, plain, plain, released)
 
     def _formats(self, fmt: str) -> weights.WeightFormats:
-        return self._stored_formats if fmt.lower() == STORED else weights.uniform_formats(weight_format(fmt))
+        if fmt.lower() == STORED:
+            return self._stored_formats
+        if fmt.lower().startswith(GGUF):
+            raise ConfigError(f"{self.name} is no .gguf file, so there is no format {fmt!r}")
+        own, _, head = fmt.partition("+")
+        return weights.uniform_formats(weight_format(own), weight_format(head) if head else None)
 
     def weight_bytes(self, fmt: str) -> int:
         """All weights in `fmt`, or as stored, without a copy of a tied output matrix."""
+        if fmt.lower() == GGUF and self.held:
+            return self.held.num_bytes
         if fmt.lower() == STORED and self.files:
             return self.files.num_bytes - self.files.tied_copy_bytes(self.tied)
         return weights.weight_bytes(self.anatomy, self._formats(fmt))
@@ -131,6 +139,8 @@ class ModelFacts:
         """Weights that one decode step of `batch` sequences reads."""
         if fmt.lower() == STORED and self.is_gguf and self.files:
             return self._gguf_read_bytes(self.files, batch)
+        if fmt.lower() == GGUF and self.held:
+            return self._gguf_read_bytes(self.held, batch)
         return weights.decode_read_bytes(self.anatomy, self._formats(fmt), batch)
 
     def _gguf_read_bytes(self, files: StoredTensors, batch: int) -> float:
@@ -210,4 +220,4 @@ def _gguf_facts(name: str, file: GgufFile) -> ModelFacts:
     described, held = weights.total_parameters(anatomy), stored.num_parameters
     if described != held:
         raise ConfigError(f"{path}: the file holds {held:,} parameters, its metadata describes {described:,}")
-    return ModelFacts(name, anatomy, files=stored, is_gguf=True)
+    return ModelFacts(name, anatomy, files=stored, is_gguf=True, held=read_held(file))

@@ -22,6 +22,7 @@ class WeightFormats:
     plain: Format  # matrices that stay as they are
     vectors: Format  # norms, biases, routers
     release: Release | None = None
+    output: Format | None = None  # the output matrix, and a table that is one with it; None: as other tables
 
     def of(self, matrix: Matrix, layer: int) -> Format:
         if matrix.is_router:
@@ -35,13 +36,22 @@ class WeightFormats:
 
     @property
     def table(self) -> Format:
-        """Of the embedding and output matrices."""
+        """Of tables that are looked up."""
         return self.fmt if self.fmt.covers_embeddings else self.plain
 
+    @property
+    def head(self) -> Format:
+        """Of the output matrix."""
+        return self.output or self.table
 
-def uniform_formats(fmt: Format) -> WeightFormats:
-    """Every matrix in one format; what that leaves alone in 16 bits."""
-    return WeightFormats(fmt, fmt if fmt.covers_embeddings else FORMATS["bf16"], fmt.vectors)
+    def keeps_tied(self, anatomy: Anatomy) -> bool:
+        """Whether embedding and output matrix are one: rotated weights never are."""
+        return anatomy.tied and not self.fmt.is_rotated
+
+
+def uniform_formats(fmt: Format, head: Format | None = None) -> WeightFormats:
+    """Every matrix in one format, perhaps with an output matrix in another; what that leaves alone in 16 bits."""
+    return WeightFormats(fmt, fmt if fmt.covers_embeddings else FORMATS["bf16"], fmt.vectors, output=head)
 
 
 def module_name(matrix: Matrix, layer: int) -> str:
@@ -73,21 +83,23 @@ def distinct_experts(experts: Experts, batch: int) -> float:
 
 def weight_bytes(anatomy: Anatomy, formats: WeightFormats) -> int:
     """Everything, a tied table once."""
-    head = 0 if anatomy.tied else _table_bytes(anatomy.head, formats)
-    lookups = sum(_table_bytes(table, formats) for table in (anatomy.embedding, *anatomy.lookups))
+    head = _table_bytes(anatomy.head, formats.head)
+    if not formats.keeps_tied(anatomy):
+        head += _table_bytes(anatomy.embedding, formats.table)
+    lookups = sum(_table_bytes(table, formats.table) for table in anatomy.lookups)
     return round(_block_bytes(anatomy, formats, None)) + head + lookups
 
 
 def decode_read_bytes(anatomy: Anatomy, formats: WeightFormats, batch: int) -> float:
     """Read by one decode step of `batch` sequences; `batch` rows at most of tables that are only looked up."""
-    looked_up = anatomy.lookups if anatomy.tied else (anatomy.embedding, *anatomy.lookups)
-    rows = sum(_table_bytes(table, formats, batch) for table in looked_up)
-    return _block_bytes(anatomy, formats, batch) + _table_bytes(anatomy.head, formats) + rows
+    looked_up = anatomy.lookups if formats.keeps_tied(anatomy) else (anatomy.embedding, *anatomy.lookups)
+    rows = sum(_table_bytes(table, formats.table, batch) for table in looked_up)
+    return _block_bytes(anatomy, formats, batch) + _table_bytes(anatomy.head, formats.head) + rows
 
 
-def _table_bytes(table: Matrix, formats: WeightFormats, rows: int | None = None) -> int:
+def _table_bytes(table: Matrix, fmt: Format, rows: int | None = None) -> int:
     """All rows, or `rows` of them at most."""
-    return formats.table.size(table.outputs if rows is None else min(rows, table.outputs), table.inputs)
+    return fmt.size(table.outputs if rows is None else min(rows, table.outputs), table.inputs)
 
 
 def _block_bytes(anatomy: Anatomy, formats: WeightFormats, batch: int | None) -> float:

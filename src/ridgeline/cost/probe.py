@@ -3,7 +3,7 @@
 A ceiling is the best of several repeats, since a floor must never exceed a time that was really measured (invariant 6);
 the spread between the repeats says how quiet the machine was. Bandwidth is measured by 1, 2, 4 ... threads beyond the
 last-level cache, and by all of them over working sets from a cache's size upwards. Matrix throughput is measured at
-the row counts of decoding (1, 4, 16) and of prefill (64, 512).
+the row counts of decoding (1, 4, 16) and of prefill (64, 512): fp32, bf16, and int8 weights by int8 activations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from ridgeline.cost.memory import available_memory
 Progress = Callable[[str, float], None]
 Task = Callable[[float], None]  # repeats its reading until the time given
 
-DTYPES = ("fp32", "bf16")
+DTYPES = ("fp32", "bf16", "int8")
+_TORCH_DTYPES = ("fp32", "bf16")
 ROWS = (1, 4, 16, 64, 512)
 _INNER = _OUTPUTS = 2048  # a matrix of 8 MiB in bf16: what an MLP of a small model multiplies
 _MIB = 1 << 20
@@ -212,7 +213,7 @@ def _with_torch(probe: Probe, effort: Effort, cores: int, deadline: float) -> No
         from ridgeline.cost.torch_probe import measure_cpu, measure_gpu
     except ImportError:
         return
-    for dtype in DTYPES:
+    for dtype in _TORCH_DTYPES:
         probe.torch_matmul[dtype] = _repeat(
             effort.repeats, deadline, partial(measure_cpu, dtype, max(ROWS), _INNER, cores)
         )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from ridgeline.cost.facts import STORED, ModelFacts
 from ridgeline.cost.hardware import Hardware
 
+_WIDE = ("fp32", "bf16", "fp16", "f16")  # weights of 16 bits and more
 _LARGEST_BATCH = 1 << 20  # where the search for a batch gives up
 
 
@@ -122,16 +123,19 @@ def smallest_batch(holds: Callable[[int], bool]) -> int | None:
     return high
 
 
-def matmul_input(dtype: str) -> str:
-    """What a format's matrices are multiplied in. Weights in few bits are widened to bf16; fp8 and nvfp4 are not."""
-    family = dtype.partition("-")[0]
+def matmul_input(dtype: str, hardware: Hardware) -> str:
+    """What a format's matrices are multiplied in. Weights in few bits are widened to bf16; fp8 and nvfp4 are not. CPU
+    engines, llama.cpp and we, multiply them as integers, by activations of 8 bits."""
+    family = dtype.partition("+")[0].partition("-")[0]
+    if hardware.kind == "cpu" and "int8" in hardware.compute and family not in _WIDE:
+        return "int8"
     return {"fp32": "fp32", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}.get(family, "bf16")
 
 
 def compute_rate(hardware: Hardware, dtype: str) -> float | None:
     """FLOP/s for matrices of `dtype`. A device without that input type widens to bf16; a table without fp32 figures
     leaves the bf16 one as an upper bound."""
-    for kind in ("any", matmul_input(dtype), "bf16"):
+    for kind in ("any", matmul_input(dtype, hardware), "bf16"):
         if kind in hardware.compute:
             return hardware.compute[kind]
     return None

@@ -75,10 +75,10 @@ def assumptions(roofline: Roofline, question: Question) -> list[str]:
         lines.append("The read bandwidth is unknown.")
     if roofline.compute is None:
         lines.append("The compute is unknown: so is the prefill, and the floor of a decode step counts reading alone.")
-    elif "any" not in hardware.compute and matmul_input(roofline.format_name) not in hardware.compute:
-        lines.append(
-            f"No {matmul_input(roofline.format_name)} rate is known for {hardware.name}: its bf16 rate is taken."
-        )
+    elif (
+        kind := matmul_input(roofline.format_name, hardware)
+    ) not in hardware.compute and "any" not in hardware.compute:
+        lines.append(f"No {kind} rate is known for {hardware.name}: its bf16 rate is taken.")
     if hardware.memory_bytes is None:
         lines.append("The memory is unknown (a CPU has what is installed): give --memory.")
     if hardware.devices > 1:
