@@ -16,6 +16,7 @@ def test_a_directory(tiny_model, run_json):
     assert report["problems"] == []
     assert sum(row["parameters"] for row in report["formats"]) == report["parameters"]
     assert report["stored_bytes"] == 4 * report["parameters"]  # all F32
+    assert "gguf" not in {row["dtype"] for row in report["runs_as"]}
     by_class = {row["weights"]: row for row in report["formats"]}
     assert by_class["q"] == {"weights": "q", "format": "F32", "tensors": 2, "parameters": 8192, "bytes": 32768}
     assert report["tokenizer"]["pre_tokenizer"] == "Digits + ByteLevel"
@@ -32,6 +33,11 @@ def test_a_quantized_gguf(tiny_model, tmp_path_factory):
     assert ("attn_norm", "F32") in formats
     q = next(row for row in report["formats"] if row["weights"] == "q")
     assert q["bytes"] == q["parameters"] // 32 * 34
+    runs_as = {row["dtype"]: row for row in report["runs_as"]}
+    assert [runs_as[dtype]["arithmetic"] for dtype in ("bf16", "int8", "int4-g32", "gguf")] == [
+        "bf16", "w8a8", "w4a8", "w8a8",
+    ]  # fmt: skip
+    assert report["stored_bytes"] < runs_as["gguf"]["bytes"] < 1.05 * report["stored_bytes"]  # rows in whole tiles
 
 
 def test_what_is_broken_is_told_beside_the_rest(tiny_model, tmp_path, run_json):

@@ -111,6 +111,8 @@ def test_a_device_that_cannot_serve_ranks_last(run_json):
 
 
 def test_formats_and_models_side_by_side(run_json):
+    separate = run_json("plan", "example-8b", *GPU, "--dtype", "int4", "--head-dtype", "int8-g64")[1]
+    assert separate["dtype"] == "int4+int8-g64"
     formats = run_json("plan", "example-8b", *GPU, "--compare", "bf16,int4")[1]
     assert [entry["dtype"] for entry in formats["plans"]] == ["bf16", "int4"]
     models = run_json("plan", "example-8b", *GPU, "--compare", "qwen3-0.6b")[1]

@@ -1,7 +1,9 @@
-"""Invariant 6 on the bundled model: what `plan` says of memory is what `serve` allocates."""
+"""Invariant 6 on the bundled model: what `plan` says of memory is what `serve` allocates, in every format."""
 
 import pytest
 
+from checkpoints import make_gguf, make_hf
+from executors_under_test import open_executor
 from ridgeline.config import ModelConfig
 from ridgeline.cost.facts import load_facts
 from ridgeline.cost.hardware import Hardware
@@ -9,19 +11,24 @@ from ridgeline.cost.memory import PAGE_SIZE, kv_budget
 from ridgeline.cost.plan import make_plan
 from ridgeline.cost.question import Question
 from ridgeline.model import runtime as runtime_module
+from ridgeline.model.quantized import held_bytes, in_format
+from ridgeline.model.resolve import load_spec, resolve_model
 from ridgeline.model.runtime import load_runtime
+from ridgeline.model.weights import open_weights
+from ridgeline.quant.formats import SERVED, joined
 
 FREE_BYTES = 600 * 10**6
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "int4-g128"])
 def test_the_predicted_memory_is_allocated(dtype, monkeypatch):
     monkeypatch.setattr(runtime_module, "available_memory", lambda: 2 * FREE_BYTES if dtype == "fp32" else FREE_BYTES)
     free_bytes = runtime_module.available_memory()
     facts = load_facts("smollm2-135m")
     machine = Hardware("this", memory_bytes=free_bytes)
     final_len = 2048
-    predicted = make_plan(facts, machine, Question(2000, 48), dtype=dtype, kv_dtype=dtype)
+    kv_dtype = "fp32" if dtype == "fp32" else "bf16"
+    predicted = make_plan(facts, machine, Question(2000, 48), dtype=dtype, kv_dtype=kv_dtype)
     runtime = load_runtime("smollm2-135m", ModelConfig(dtype=dtype), num_sampler_slots=4096)
     try:
         executor = runtime.executor
@@ -31,3 +38,27 @@ def test_the_predicted_memory_is_allocated(dtype, monkeypatch):
         assert (executor.num_pages - 1) // (final_len // PAGE_SIZE) == predicted.admissible_requests
     finally:
         runtime.close()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dtype"), [*((dtype, None) for dtype in SERVED), ("int8", "int4-g32"), ("int4-g32", "bf16")]
+)
+def test_a_plan_counts_what_admission_counts(dtype, head_dtype):
+    """Of the bundled model, without reading its weights."""
+    files = resolve_model("smollm2-135m")
+    spec = load_spec(files)
+    held = held_bytes(in_format(open_weights(files, spec), spec, dtype, head_dtype), dtype)
+    assert load_facts("smollm2-135m", dtype).weight_bytes(joined(dtype, head_dtype)) == pytest.approx(held, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", SERVED)
+def test_admission_counts_what_the_executor_allocates(dtype, tmp_path):
+    """Of a model whose widths are no whole tiles."""
+    directory = make_hf(tmp_path, "qwen2", hidden_size=96, num_attention_heads=6, num_key_value_heads=1)
+    path = make_gguf(directory, tmp_path / "tiny.gguf", "Q4_0") if dtype == "gguf" else directory
+    files = resolve_model(str(path))
+    spec = load_spec(files)
+    held = held_bytes(in_format(open_weights(files, spec), spec, dtype), dtype)
+    options = {"dtype": dtype, "kv_dtype": None, "wrap": lambda weights: in_format(weights, spec, dtype)}
+    with open_executor("native", str(path), **options) as executor:
+        assert executor.weight_bytes == pytest.approx(held, rel=0.01)

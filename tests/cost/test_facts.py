@@ -70,6 +70,20 @@ def test_the_catalog_holds_every_configuration(facts, name):
     assert load_facts(name.lower()).anatomy == facts[name].anatomy
 
 
+def test_formats_of_our_own_executor():
+    tied, untied = load_facts("qwen3-0.6b"), load_facts("example-8b")
+    table = tied.anatomy.vocab_size * tied.anatomy.hidden_size
+    assert tied.weight_bytes("int8") > tied.parameters + table  # rotated: embedding and output matrix are two
+    assert tied.weight_bytes("int8-g64") < tied.parameters * 1.05
+    assert tied.decode_read_bytes("int8") == pytest.approx(tied.parameters, rel=0.01)  # of the embedding, a row
+    halved = tied.weight_bytes("int8-g32") - tied.weight_bytes("int8-g32+int4-g32")
+    assert halved == table // 2
+    more = untied.weight_bytes("int4-g32+int8-g32") - untied.weight_bytes("int4-g32")
+    assert more == untied.embedding_parameters // 2  # the output matrix alone
+    with pytest.raises(ConfigError, match=r"is no \.gguf file"):
+        tied.weight_bytes("gguf")
+
+
 def test_example_8b():
     model = load_facts("example-8b")
     assert model.nominal_parameters == 8e9

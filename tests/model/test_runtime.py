@@ -67,6 +67,37 @@ def test_a_quantized_gguf_runs_as_bf16_and_says_so(tmp_path):
     assert runtime.chat_template is not None
 
 
+@pytest.mark.parametrize(
+    ("dtype", "head_dtype", "name", "products"),
+    [
+        ("int8", None, "int8", "w8a8"),
+        ("INT4", None, "int4-g32", "w4a8"),
+        ("int4-g64-zp", "int8-g32", "int4-g64-zp+int8-g32", "w4a8 and w8a8"),
+        ("int8", "bf16", "int8+bf16", "w8a8"),
+        ("gguf", None, "gguf", "w8a8"),
+        ("bf16", "int8-g32", "bf16+int8-g32", "w8a8 and bf16"),
+    ],
+)
+def test_quantized_formats_run_and_are_told_as_approximate(dtype, head_dtype, name, products, tmp_path):
+    """Tied, so that rotated weights get an output matrix of their own."""
+    path = make_hf(tmp_path, "qwen2", tied=True)
+    if dtype == "gguf":
+        path = make_gguf(path, tmp_path / "tiny.gguf", "Q8_0")
+    runtime = load(path, executor="native", dtype=dtype, head_dtype=head_dtype, packed_file=False)
+    assert (runtime.dtype, runtime.arithmetic, runtime.kv_dtype) == (name, products, "bf16")
+    (notice,) = [notice for notice in runtime.notices if "approximate" in notice]
+    assert notice.startswith(f"{name} is {products}: activations in 8 bits")
+    assert len(Stepper(runtime.executor).greedy([5, 6, 7], 3)) == 3
+    runtime.close()
+
+
+def test_a_quantized_file_that_is_rounded_anew_says_so(tmp_path):
+    path = make_gguf(make_hf(tmp_path, "qwen2"), tmp_path / "tiny.gguf", "Q4_0")
+    runtime = load(path, executor="native", dtype="int4", packed_file=False)
+    assert any("rounded anew to int4-g32; --dtype gguf keeps them" in notice for notice in runtime.notices)
+    runtime.close()
+
+
 def test_pages_never_exceed_what_the_requests_could_use(directory):
     runtime = load(directory, num_sampler_slots=3)
     assert runtime.executor.num_pages == 3 * 512 // PAGE_SIZE + 1

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ridgeline.cli.measure import ApiKey, DeviceName, Dtype, KvDtype, ModelName, Spec, Timeout
+from ridgeline.cli.measure import ApiKey, DeviceName, Dtype, HeadDtype, KvDtype, ModelName, Spec, Timeout
 from ridgeline.cli.options import Json
 from ridgeline.errors import ConfigError
 from ridgeline.measure.point import Load
@@ -56,6 +56,7 @@ def bench(
     spec: Spec = None,
     hardware: DeviceName = None,
     dtype: Dtype = None,
+    head_dtype: HeadDtype = None,
     kv_dtype: KvDtype = None,
     api_key: ApiKey = None,
     timeout: Timeout = 600.0,
@@ -92,7 +93,7 @@ def bench(
         seeks_capacity=find_capacity,
     )
     options = BenchOptions(
-        Options(model, spec, hardware, dtype, kv_dtype, api_key, timeout),
+        Options(model, spec, hardware, dtype, head_dtype, kv_dtype, api_key, timeout),
         api=api,
         tokenizer=tokenizer,
         schedulers=tuple(schedulers.split(",")) if schedulers else (),

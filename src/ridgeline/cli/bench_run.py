@@ -128,7 +128,7 @@ def _predictor(
 ) -> Callable[[Load], dict[str, Any]]:
     """What `plan` says of a load, or why it says nothing."""
     device = find_device(endpoint, loaded, server.hardware, has_gpu=machine_has_gpu())
-    model = find_model(endpoint, server.spec, server.dtype, server.kv_dtype) if device.name else device.reason
+    model = find_model(endpoint, server.spec, server.formats, server.kv_dtype) if device.name else device.reason
     hardware = None if isinstance(model, str) or device.name is None else choose_hardware(device.name)
     sessions = settings.trace or settings.workload.sessions(1_000, settings.seed)
     input_len = round(sum(session.input_len for session in sessions) / len(sessions))

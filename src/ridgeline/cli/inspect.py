@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.cli.options import Json, Model, takes
 from ridgeline.cli.output import print_json
 from ridgeline.cost.memory import kv_bytes_per_token, weight_bytes
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import ConfigError, RidgelineError
+from ridgeline.quant.formats import SERVED
 from ridgeline.units import format_bytes
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def inspect_model(model: str) -> dict[str, Any]:
         "formats": formats,
         "stored_bytes": sum(row["bytes"] for row in formats),
         "bf16_weight_bytes": weight_bytes(spec, "bf16"),
+        "runs_as": _runs_as(files, spec) if formats else [],
         "bf16_kv_bytes_per_token": kv_bytes_per_token(spec, "bf16"),
         "tokenizer": _tokenizer_facts(files, tokenizer),
         "chat_template": _lint(template, tokenizer),
@@ -107,6 +109,23 @@ def _formats(files: ModelFiles, spec: ModelSpec) -> list[dict[str, Any]]:
         row["bytes"] += stored_bytes(stored_type, shape)
     weights.close()
     return [{"weights": kind, "format": stored_type, **row} for (kind, stored_type), row in rows.items()]
+
+
+def _runs_as(files: ModelFiles, spec: ModelSpec) -> list[dict[str, Any]]:
+    """Each `--dtype`: both sides of its products, and the memory its weights take."""
+    from ridgeline.model.quantized import arithmetic, held_bytes, in_format
+    from ridgeline.model.weights import open_weights
+
+    source = open_weights(files, spec)
+    rows = []
+    for dtype in SERVED:
+        try:
+            weights = in_format(source, spec, dtype)
+        except ConfigError:  # gguf, of another kind of file
+            continue
+        rows.append({"dtype": dtype, "arithmetic": arithmetic(weights, dtype), "bytes": held_bytes(weights, dtype)})
+    source.close()
+    return rows
 
 
 def _tokenizer_facts(files: ModelFiles, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
@@ -182,6 +201,11 @@ def _print(report: dict[str, Any]) -> None:
     for row in report["formats"]:
         table.add_row(row["weights"], row["format"], *(f"{row[k]:,}" for k in ("tensors", "parameters", "bytes")))
     if report["formats"]:
+        console.print(table)
+    table = Table("--dtype", "products", "weight bytes", title="runs as", title_justify="left")
+    for row in report["runs_as"]:
+        table.add_row(row["dtype"], row["arithmetic"], f"{row['bytes']:,}")
+    if report["runs_as"]:
         console.print(table)
 
 

@@ -32,6 +32,7 @@ ModelName = _option(str | None, "--model", "Of the server's models; its first un
 Spec = _option(str | None, "--spec", "The model's files or name, where the server's own name says nothing.", "MODEL")
 DeviceName = _option(str | None, "--hardware", "The device that runs the model: of `plan --list`, or this.", "NAME")
 Dtype = _option(str | None, "--dtype", "Weight format that it runs in; as served, or stored, unless given.", "FMT")
+HeadDtype = _option(str | None, "--head-dtype", "Of the output matrix; as --dtype unless given.", "FMT")
 KvDtype = _option(str | None, "--kv-dtype", "KV cache format.", "FMT")
 ApiKey = _option(str | None, "--api-key", "Of the server.", "KEY", envvar="OPENAI_API_KEY", show_envvar=True)
 Timeout = _option(float, "--timeout", "Seconds of silence after which a request has failed.", min=0.1)
@@ -43,6 +44,7 @@ def measure(
     spec: Spec = None,
     hardware: DeviceName = None,
     dtype: Dtype = None,
+    head_dtype: HeadDtype = None,
     kv_dtype: KvDtype = None,
     repeats: _option(int | None, "--repeats", "Of one short prompt; 20.", min=1) = None,
     output_len: _option(str | None, "--output", "Tokens of each answer; 128.", "TOKENS") = None,
@@ -70,7 +72,7 @@ def measure(
         from ridgeline.measure.report import check_report_path
 
         check_report_path(report)
-    options = Options(model, spec, hardware, dtype, kv_dtype, api_key, timeout)
+    options = Options(model, spec, hardware, dtype, head_dtype, kv_dtype, api_key, timeout)
     with served(target, options) as (url, found):
         latency = measure_latency(url, settings, found, quiet=as_json)
     if as_json:

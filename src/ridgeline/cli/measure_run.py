@@ -33,7 +33,7 @@ from ridgeline.measure.local_servers import ollama_url
 from ridgeline.measure.metrics import percentile
 from ridgeline.measure.start import running_server
 from ridgeline.measure.validity import LEAST_BEATS
-from ridgeline.quant.formats import kv_format, weight_format
+from ridgeline.quant.formats import GGUF, joined, kv_format, weight_format
 from ridgeline.units import format_duration
 
 
@@ -45,9 +45,15 @@ class Options:
     spec: str | None = None
     hardware: str | None = None
     dtype: str | None = None
+    head_dtype: str | None = None
     kv_dtype: str | None = None
     api_key: str | None = None
     timeout_s: float = 600.0
+
+    @property
+    def formats(self) -> str | None:
+        """Of the weights, as a plan takes them."""
+        return self.dtype and joined(self.dtype, self.head_dtype)
 
 
 @dataclass(frozen=True)
@@ -68,10 +74,11 @@ def served(target: str, options: Options) -> Iterator[tuple[str, Options]]:
     elif target.startswith("ollama:"):
         yield ollama_url(), dataclasses.replace(options, model=options.model or target.removeprefix("ollama:"))
     else:
-        formats = {"--dtype": options.dtype, "--kv-dtype": options.kv_dtype}
+        formats = {"--dtype": options.dtype, "--head-dtype": options.head_dtype, "--kv-dtype": options.kv_dtype}
         flags = [word for flag, value in formats.items() if value for word in (flag, value)]
         with running_server(target, flags) as url:
-            yield url, dataclasses.replace(options, spec=options.spec or target)
+            # What it runs in, it tells itself.
+            yield url, dataclasses.replace(options, spec=options.spec or target, dtype=None, head_dtype=None)
 
 
 def looks_like_url(target: str) -> bool:
@@ -97,8 +104,11 @@ def _check_names(options: Options) -> None:
         choose_hardware(options.hardware)
     if options.spec is not None:
         load_facts(options.spec)
-    if options.dtype not in (None, STORED):
-        weight_format(options.dtype)
+    if options.head_dtype is not None and options.dtype is None:
+        raise ConfigError("--head-dtype says nothing without --dtype", hint="give both, or leave it out")
+    for name in (options.dtype, options.head_dtype):
+        if name not in (None, STORED, GGUF):
+            weight_format(name)
     if options.kv_dtype is not None:
         kv_format(options.kv_dtype)
 
@@ -189,7 +199,7 @@ def _roofline(done: _Run, options: Options) -> tuple[Roofline | None, str]:
     device = find_device(done.endpoint, done.loaded, options.hardware, has_gpu=machine_has_gpu())
     if device.name is None:
         return None, device.reason
-    model = find_model(done.endpoint, options.spec, options.dtype, options.kv_dtype)
+    model = find_model(done.endpoint, options.spec, options.formats, options.kv_dtype)
     if isinstance(model, str):
         return None, model
     try:

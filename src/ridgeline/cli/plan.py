@@ -44,6 +44,7 @@ HARDWARE_OPTIONS: Group = {
 }
 WORKLOAD_OPTIONS: Group = {
     "dtype": (_option(str, "--dtype", "Weight format; auto: as the checkpoint.", "FMT"), "auto"),
+    "head_dtype": (_option(str | None, "--head-dtype", "Of the output matrix; as --dtype unless given.", "FMT"), None),
     "kv_dtype": (_option(str, "--kv-dtype", "KV cache format.", "FMT"), "bf16"),
     "input_len": (_option(str, "--input", "Prompt, as in 2000 or 2k.", "TOKENS"), "2000"),
     "output_len": (_option(str, "--output", "Answer.", "TOKENS"), "500"),

@@ -24,6 +24,7 @@ from ridgeline.cost.roofline import Roofline
 from ridgeline.cost.service import Service, Slo, parse_slo, plan_service
 from ridgeline.cost.speculation import Speculation
 from ridgeline.errors import ConfigError
+from ridgeline.quant.formats import joined
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,10 @@ def read_case(model: str, options: dict[str, Any]) -> Case:
         devices=options["devices"],
     )
     return Case(
-        facts=load_facts(model),
+        facts=load_facts(model, options["dtype"]),
         hardware=None,
         question=question,
-        wanted_dtype=options["dtype"],
+        wanted_dtype=joined(options["dtype"], options["head_dtype"]),
         kv_dtype=options["kv_dtype"].lower(),
         speculation=None if speculate is None else parse_speculation(speculate),
         slo=None if slo is None else parse_slo(slo),

@@ -14,6 +14,7 @@ from ridgeline.config import EngineConfig, ModelConfig, ServerConfig, resolve
 from ridgeline.cost.memory import admissible_requests
 from ridgeline.errors import ConfigError
 from ridgeline.llm import DEFAULT_MODEL
+from ridgeline.quant.formats import PLAIN
 from ridgeline.units import format_bytes
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def ready_facts(state: ServerState) -> dict[str, Any]:
         "models": list(served.names),
         "parameters": runtime.spec.num_parameters,
         "dtype": runtime.dtype,
+        "arithmetic": runtime.arithmetic,
         "kv_dtype": runtime.kv_dtype,
         "notices": list(runtime.notices),
         "context_len": runtime.context_len,
@@ -91,8 +93,9 @@ def ready_lines(state: ServerState) -> list[str]:
     return [
         f"serving   {facts['url']}",
         f"model     {', '.join(facts['models'])} ({facts['parameters'] / 1e6:,.0f} M parameters)",
-        f"format    {facts['dtype']}, KV cache {facts['kv_dtype']}",
+        f"format    {_format(facts)}, KV cache {facts['kv_dtype']}",
         *(f"note      {notice}" for notice in facts["notices"]),
+        *_faster(state.require().runtime),
         f"context   {facts['context_len']:,} tokens",
         f"KV cache  {format_bytes(facts['kv_bytes'])}: {facts['kv_tokens']:,} tokens, "
         f"{facts['typical_users']:,} users at {facts['typical_len']:,} tokens",
@@ -100,6 +103,19 @@ def ready_lines(state: ServerState) -> list[str]:
         "try it:",
         *_curl_lines(state.require(), facts["url"], needs_key=bool(state.config.api_keys)),
     ]
+
+
+def _format(facts: dict[str, Any]) -> str:
+    """The weights' format, and both sides of the products where that does not say it."""
+    return facts["dtype"] if facts["dtype"] == facts["arithmetic"] else f"{facts['dtype']} ({facts['arithmetic']})"
+
+
+def _faster(runtime: ModelRuntime) -> list[str]:
+    """A hint for who runs in 16 or 32 bits."""
+    if runtime.arithmetic not in PLAIN or not runtime.executor.arithmetic_id.startswith("native"):
+        return []
+    formats = "int8 or int4" if runtime.files.kind != "gguf" else "gguf, int8 or int4"
+    return [f"faster    --dtype {formats}: fewer bytes a token, but approximate (activations in 8 bits)"]
 
 
 def _url(state: ServerState) -> str:

@@ -37,7 +37,7 @@ def why(
     settings = Settings(
         repeats=5, output_len=48, lengths=(256, 1024, 4096), length_repeats=2, chat=True, budget_s=_BUDGET_S
     )
-    options = Options(model, spec, hardware, dtype, kv_dtype, api_key, _SILENCE_S)
+    options = Options(model, spec, hardware, dtype, None, kv_dtype, api_key, _SILENCE_S)
     others: list[str] = []
     if target is None:
         target, *others = find_local(api_key)

@@ -22,7 +22,7 @@ def plan(
 
         ridgeline.plan("qwen3-0.6b", hardware="h100-sxm", batch=32).batch_throughput_tokens_per_s
     """
-    facts, device = load_facts(model), choose_hardware(hardware)
+    facts, device = load_facts(model, dtype), choose_hardware(hardware)
     wanted = Question(devices=devices, **question)
     device = None if device is None else device.times(devices)
     return make_plan(facts, device, wanted, dtype=choose_dtype(facts, dtype), kv_dtype=kv_dtype)
@@ -30,9 +30,12 @@ def plan(
 
 def choose_dtype(facts: ModelFacts, dtype: str) -> str:
     """`auto`: as the checkpoint holds it, part by part where its parts differ."""
-    if dtype != "auto":
-        return dtype.lower()
-    return facts.stored_format if facts.stored_format in FORMATS and not facts.anatomy.quantization else STORED
+    own, plus, head = dtype.lower().partition("+")
+    if own == "auto":
+        own = facts.stored_format if facts.stored_format in FORMATS and not facts.anatomy.quantization else STORED
+    if plus and own == STORED:
+        raise ConfigError("a head_dtype needs a dtype", hint="as stored, the output matrix has its own already")
+    return own + plus + head
 
 
 def choose_hardware(name: str) -> Hardware | None:

@@ -186,10 +186,12 @@ def facts_from_config(
     return ModelFacts(name, describe(config, source=source or name), nominal_parameters)
 
 
-def load_facts(model: str) -> ModelFacts:
+def load_facts(model: str, dtype: str | None = None) -> ModelFacts:
     """A path (config.json, checkpoint directory, .gguf), a catalog name, `ollama:NAME` or a Hugging Face id, of which
-    only the config.json is fetched. Raises ConfigError or CheckpointError."""
-    entry = None if Path(model).expanduser().exists() else catalog_entry(model)
+    only the config.json is fetched. For the `dtype` gguf it is the files of that name even where the catalog has one.
+    Raises ConfigError or CheckpointError."""
+    needs_files = dtype == GGUF or Path(model).expanduser().exists()
+    entry = None if needs_files else catalog_entry(model)
     if entry:
         return facts_from_config(entry["config"], name=model, nominal_parameters=entry.get("nominal_parameters"))
     from ridgeline.model import hub  # what is at hand by name needs none of this

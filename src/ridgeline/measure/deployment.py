@@ -101,14 +101,17 @@ def machine_has_gpu() -> bool:
 
 def find_model(endpoint: Endpoint, spec: str | None, dtype: str | None, kv_dtype: str | None) -> ServedModel | str:
     """The model's facts, from `--spec` or by the name that the server gives it; else a sentence that says why not.
+    Formats are as given, else as the server tells (Ridgeline's model card), else as stored.
 
     Raises ConfigError or CheckpointError for a `--spec` that is wrong.
     """
+    card = endpoint.facts.get("card") or {}
+    dtype, kv_dtype = dtype or card.get("dtype") or STORED, kv_dtype or card.get("kv_dtype") or _KV_DTYPE
     if spec is not None:
-        return _served(load_facts(spec), endpoint, dtype, kv_dtype)
+        return ServedModel(load_facts(spec, dtype), dtype, kv_dtype)
     name = _name(endpoint)
     try:
-        return _served(load_facts(name), endpoint, dtype, kv_dtype)
+        return ServedModel(load_facts(name, dtype), dtype, kv_dtype)
     except RidgelineError as error:
         return f"nothing is known of the model {name!r} ({error.message}): give its files or its name with --spec"
 
@@ -121,13 +124,3 @@ def _name(endpoint: Endpoint) -> str:
     if path and endpoint.is_local and Path(path).exists():
         return str(path)
     return str((endpoint.facts.get("card") or {}).get("root") or endpoint.model)
-
-
-def _served(facts: ModelFacts, endpoint: Endpoint, dtype: str | None, kv_dtype: str | None) -> ServedModel:
-    """Formats as given, else as the server tells (Ridgeline's model card), else as stored."""
-    card = endpoint.facts.get("card") or {}
-    return ServedModel(
-        facts=facts,
-        dtype=dtype or card.get("dtype") or STORED,
-        kv_dtype=kv_dtype or card.get("kv_dtype") or _KV_DTYPE,
-    )

@@ -76,7 +76,7 @@ def arithmetic(weights: Weights, dtype: str) -> str:
     """What is multiplied: `w8a8` is weights and activations of 8 bits, `w4a8` weights of 4; else the dtype."""
     forms = [weights.group_form(name) for name, shape in weights.shapes.items() if len(shape) == 2]
     bits = sorted({form.bits for form in forms if form})
-    return " and ".join(f"w{n}a8" for n in bits) or dtype
+    return " and ".join([f"w{n}a8" for n in bits] + [dtype] * (dtype in PLAIN or not bits))
 
 
 class _View(Weights):

@@ -33,7 +33,7 @@ from ridgeline.model.rotated import untied
 from ridgeline.model.spec import ModelSpec
 from ridgeline.model.tokenizer import load_tokenizer
 from ridgeline.model.weights import Weights, open_weights, random_weights
-from ridgeline.quant.formats import GGUF, QUANTIZED, SERVED, served_format
+from ridgeline.quant.formats import GGUF, QUANTIZED, SERVED, joined, served_format
 from ridgeline.units import format_bytes
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class ModelRuntime:
     chat_template: ChatTemplate | None
     weights: Weights
     executor: Executor
-    dtype: str
+    dtype: str  # of the weights; `int4-g32+int8-g32` where the output matrix has its own
+    arithmetic: str  # both sides of the products: bf16, w8a8, w4a8, ...
     kv_dtype: str
     context_len: int
     kv_bytes_per_token: int
@@ -88,14 +89,16 @@ def load_runtime(
     kv_dtype = _choose_kv_dtype(config, dtype)
     program = build(untied(spec) if is_rotated(dtype) else spec)
     weights = in_format(_open(files, spec, config), spec, dtype, head_dtype)
-    _announce(files, weights, dtype, notices)
+    formats = joined(dtype, head_dtype)
+    products = arithmetic(weights, dtype)
+    _announce(files, formats, products, notices)
     num_pages = _size_pages(spec, config, held_bytes(weights, dtype), kv_dtype, num_sampler_slots, notices)
     context_len = _choose_context_len(spec, config, num_pages, notices)
     report("loading the tokenizer", 0.0)
     tokenizer = load_tokenizer(files)
     chat_template = None if tokenizer is None else load_chat_template(files, tokenizer)
     options = {"dtype": dtype, "kv_dtype": kv_dtype, "num_pages": num_pages, "num_sampler_slots": num_sampler_slots}
-    if (packed := packed_file(files, config, "+".join(filter(None, (dtype, head_dtype))))) is not None:
+    if (packed := packed_file(files, config, formats)) is not None:
         options["packed"] = packed
     executor = _make_executor(program, weights, config, options, report, notices)
     report("ready", 1.0)
@@ -108,7 +111,8 @@ def load_runtime(
         chat_template=chat_template,
         weights=weights,
         executor=executor,
-        dtype=dtype,
+        dtype=formats,
+        arithmetic=products,
         kv_dtype=kv_dtype,
         context_len=context_len,
         kv_bytes_per_token=kv_bytes_per_token(spec, kv_dtype),
@@ -135,14 +139,13 @@ def _choose_dtype(config: ModelConfig, spec: ModelSpec, notices: list[str]) -> s
     return config.dtype
 
 
-def _announce(files: ModelFiles, weights: Weights, dtype: str, notices: list[str]) -> None:
+def _announce(files: ModelFiles, formats: str, products: str, notices: list[str]) -> None:
     """Says that 8-bit activations are no exact arithmetic, and when a file's own grid is left."""
-    products = arithmetic(weights, dtype)
-    if products == dtype:
+    if "a8" not in products:
         return
-    notices.append(f"{dtype} is {products}: activations in 8 bits, approximate against its weights; bf16 is not")
-    if files.kind == "gguf" and dtype != GGUF:
-        notices.append(f"the file's own quantized weights are rounded anew to {dtype}; --dtype gguf keeps them")
+    notices.append(f"{formats} is {products}: activations in 8 bits, approximate against its weights; bf16 is not")
+    if files.kind == "gguf" and not formats.startswith(GGUF):
+        notices.append(f"the file's own quantized weights are rounded anew to {formats}; --dtype gguf keeps them")
 
 
 def _choose_kv_dtype(config: ModelConfig, dtype: str) -> str:

@@ -146,6 +146,11 @@ def served_format(name: str) -> str:
     return key
 
 
+def joined(dtype: str, head_dtype: str | None) -> str:
+    """One name for both, as a plan takes it: `int4-g32+int8-g32`."""
+    return dtype if head_dtype in (None, dtype) else f"{dtype}+{head_dtype}"
+
+
 def kv_format(name: str) -> Format:
     """The format of K and V vectors. Raises ConfigError."""
     key = _ALIASES.get(name.lower(), name.lower())
