@@ -12,7 +12,7 @@ import pytest
 
 from exactness import NUM_PROMPTS, Schedule, open_runtime, prompts_of, run
 
-FORMATS = ("fp32", "bf16")
+FORMATS = ("fp32", "bf16", "int8", "int4", "gguf")
 ALONE = Schedule(alone=True, threads=1)
 QUICK = [
     Schedule(),
@@ -27,6 +27,7 @@ HEADER = f"""# Exactness under every schedule
 
 Written by `make test-full` (tests/test_exactness.py): SmolLM2-135M-Instruct, {NUM_PROMPTS} prompts, 24 greedy tokens
 each; tokens and all logits of every row against the prompts alone on one thread. Arithmetic: {{ids}}.
+gguf is the file's own groups: Q4_1 matrices, a Q8_0 embedding.
 
 | dtype | schedule | preemptions | logit rows compared | rows that differ |
 |---|---|---|---|---|
@@ -90,4 +91,4 @@ def test_every_schedule_gives_the_same_bits():
                 lines.append(f"| {dtype} | {schedule} | {outcome.num_preemptions} | {len(outcome.digests)} | 0 |")
             runtime.close()
     assert num_preempted >= 4, "the small pools preempted hardly anybody: those cases show nothing"
-    RESULTS.write_text(HEADER.format(ids=" and ".join(arithmetic_ids)) + "\n".join(lines) + "\n")
+    RESULTS.write_text(HEADER.format(ids=", ".join(arithmetic_ids)) + "\n".join(lines) + "\n")

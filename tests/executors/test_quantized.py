@@ -151,12 +151,20 @@ def test_every_isa_path_gives_the_same_bits(model, case, monkeypatch):
 def test_weights_take_the_bytes_of_their_form(model):
     with open_quantized("native", model, "int4") as quantized, open_executor("native", model) as plain:
         smaller = plain.weight_bytes - quantized.weight_bytes
-        assert "int4" in quantized.arithmetic_id
     shapes = [shape for shape in weight_shapes(load_spec(resolve_model(model))).values() if len(shape) == 2]
     # all outputs here fill blocks of 16; rows of 96 are padded to 128 codes
     padded = {64: 64, 96: 128, 128: 128}
     expected = sum(rows * (4 * inner - padded[inner] // 2 - padded[inner] // 32 * 2) for rows, inner in shapes)
     assert smaller == expected
+
+
+def test_the_arithmetic_is_named_by_the_forms_of_all_matrices(model):
+    names = set()
+    for case in ("int4", "int4", "int4-with-int8-head"):
+        with open_quantized("native", model, case, dtype="int4") as executor:
+            assert "-int4." in executor.arithmetic_id
+            names.add(executor.arithmetic_id)
+    assert len(names) == 2
 
 
 @pytest.fixture(scope="module")

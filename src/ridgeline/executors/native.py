@@ -8,6 +8,7 @@ Exactness (invariant 5) is the kernels' doing; see native/kernels_matmul.h and n
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from ridgeline.model.rope import inverse_frequencies
 from ridgeline.model.spec import ModelSpec
 
 PAGE_SIZE = 16  # what the attention kernels' page layout is made for
-ARITHMETIC_VERSION = 1  # raise it when a kernel's accumulation order or rounding changes
+ARITHMETIC_VERSION = 1  # raise it when a kernel's accumulation order or rounding changes, or how weights are quantized
 PACKING_VERSION = 1  # raise it when the same weights are packed into other bytes: layout, quantization, random weights
 MAX_THREADS = 1024  # more than any one machine's cores; beyond, the system itself gives out
 
@@ -83,7 +84,7 @@ class NativeExecutor:
             )
         except ValueError as error:  # an ISA path or a shape that the kernels do not have
             raise ConfigError(f"the native executor cannot be built: {error}") from error
-        self.arithmetic_id = f"native-{ARITHMETIC_VERSION}-{self._core.isa}-{dtype}-{kv_dtype}"
+        self.arithmetic_id = f"native-{ARITHMETIC_VERSION}-{self._core.isa}-{_name(forms, dtype)}-{kv_dtype}"
         builder = Builder(self._core, program, forms, kv_dtype)
         report = progress or (lambda stage, share: None)
         if packed is not None:
@@ -164,6 +165,13 @@ def _check(forms: Mapping[str, MatrixForm], dtype: str, kv_dtype: str, page_size
         raise ConfigError(f"threads = {threads}: at most {MAX_THREADS}", hint="leave it out to use every usable core")
     if page_size != PAGE_SIZE:
         raise ConfigError(f"page size {page_size} is not served by the native executor", hint=f"it is {PAGE_SIZE}")
+
+
+def _name(forms: Mapping[str, MatrixForm], dtype: str) -> str:
+    """The dtype; where matrices may differ (a head of its own, the mix of a GGUF file) with a digest of all forms."""
+    if dtype in PLAIN_DTYPES:
+        return dtype
+    return f"{dtype}.{hashlib.blake2b(repr(sorted(forms.items())).encode(), digest_size=4).hexdigest()}"
 
 
 def _shape(spec: ModelSpec) -> Any:
