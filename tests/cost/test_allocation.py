@@ -59,6 +59,5 @@ def test_admission_counts_what_the_executor_allocates(dtype, tmp_path):
     files = resolve_model(str(path))
     spec = load_spec(files)
     held = held_bytes(in_format(open_weights(files, spec), spec, dtype), dtype)
-    options = {"dtype": dtype, "kv_dtype": None, "wrap": lambda weights: in_format(weights, spec, dtype)}
-    with open_executor("native", str(path), **options) as executor:
+    with open_executor("native", str(path), dtype=dtype, kv_dtype=None) as executor:
         assert executor.weight_bytes == pytest.approx(held, rel=0.01)
