@@ -17,6 +17,31 @@ static inline Vec load_scales(const void* scales, bool half, size_t at) {
   return half ? load_half(static_cast<const uint16_t*>(scales) + at) : load(static_cast<const float*>(scales) + at);
 }
 
+static inline size_t of_row(const QuantMatmulArgs& a, int row, int group) {
+  return static_cast<size_t>(row) * a.num_groups + group;
+}
+
+// Adds a group's sums, scaled, to the totals of R rows and B blocks.
+template <int R, int B>
+static inline void add_group(const QuantMatmulArgs& a, int row, int group, const int (&blocks)[B], const Ints (&sum)[R][B],
+                             Vec (&total)[R][B]) {
+  for (int b = 0; b < B; ++b) {
+    const size_t of_block = (static_cast<size_t>(blocks[b]) * a.num_groups + group) * kLanes;
+    const Vec scales = load_scales(a.scales, a.half_scales, of_block);
+    for (int r = 0; r < R; ++r) {
+      const Vec input_scale = broadcast(a.input_scales[of_row(a, row + r, group)]);
+      total[r][b] = fma(to_floats(sum[r][b]), mul(input_scale, scales), total[r][b]);
+    }
+    if (!a.minima) continue;
+    const Vec minima = load_scales(a.minima, a.half_scales, of_block);
+    for (int r = 0; r < R; ++r) {
+      const size_t at = of_row(a, row + r, group);
+      const Vec input_sum = broadcast(static_cast<float>(a.input_sums[at]) * a.input_scales[at]);
+      total[r][b] = fma(input_sum, minima, total[r][b]);
+    }
+  }
+}
+
 template <int kBits>
 struct QuantProduct {
   using Args = QuantMatmulArgs;
@@ -46,8 +71,6 @@ struct QuantProduct {
   }
 
  private:
-  static size_t of_row(const Args& a, int row, int group) { return static_cast<size_t>(row) * a.num_groups + group; }
-
   // sum += code * x over the inner values k .. k + kStep - 1.
   template <int R, int B>
   static inline void add_step(const Args& a, int row, int k, const uint8_t* const (&weights)[B], Ints (&sum)[R][B]) {
@@ -64,26 +87,6 @@ struct QuantProduct {
             sum[r][b] = dot(codes[part], x, sum[r][b]);
           }
       }
-  }
-
-  template <int R, int B>
-  static inline void add_group(const Args& a, int row, int group, const int (&blocks)[B], const Ints (&sum)[R][B],
-                               Vec (&total)[R][B]) {
-    for (int b = 0; b < B; ++b) {
-      const size_t of_block = (static_cast<size_t>(blocks[b]) * a.num_groups + group) * kLanes;
-      const Vec scales = load_scales(a.scales, a.half_scales, of_block);
-      for (int r = 0; r < R; ++r) {
-        const Vec input_scale = broadcast(a.input_scales[of_row(a, row + r, group)]);
-        total[r][b] = fma(to_floats(sum[r][b]), mul(input_scale, scales), total[r][b]);
-      }
-      if (!a.minima) continue;
-      const Vec minima = load_scales(a.minima, a.half_scales, of_block);
-      for (int r = 0; r < R; ++r) {
-        const size_t at = of_row(a, row + r, group);
-        const Vec input_sum = broadcast(static_cast<float>(a.input_sums[at]) * a.input_scales[at]);
-        total[r][b] = fma(input_sum, minima, total[r][b]);
-      }
-    }
   }
 };
 

@@ -11,13 +11,12 @@
 #endif
 #ifndef RIDGELINE_MATMUL_QUANT
 #define RIDGELINE_MATMUL_QUANT matmul_quant
-#define RIDGELINE_QUANTIZE quantize
 #endif
 
 namespace ridgeline::RIDGELINE_ISA {
 
 static const Kernels kTable = {
-    RIDGELINE_ISA_NAME, matmul<F32Product>, RIDGELINE_MATMUL_BF16, RIDGELINE_MATMUL_QUANT, RIDGELINE_QUANTIZE,
+    RIDGELINE_ISA_NAME, matmul<F32Product>, RIDGELINE_MATMUL_BF16, RIDGELINE_MATMUL_QUANT, quantize,
     norm,               rope<PagesF32>,     rope<PagesBf16>,       attend<F32Attention>,   RIDGELINE_ATTEND_BF16,
     log_sum_exp,
 };

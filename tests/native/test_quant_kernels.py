@@ -113,11 +113,12 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(isa, grouping):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("grouping", GROUPINGS, ids=str)
-def test_bias_and_epilogues(isa, grouping):
+@pytest.mark.parametrize("rows", [5, 21, 34])
+def test_bias_and_epilogues(isa, grouping, rows):
     rng = np.random.default_rng(2)
     weights = random_weights(rng, 2 * 37, 96, grouping)
     weights = GroupedWeights(**{**vars(weights), "scales": weights.scales * np.float32(2**-8)})
-    x, bias, residual = random_input(rng, 5, weights), wide(rng, 74), wide(rng, 5, 74)
+    x, bias, residual = random_input(rng, rows, weights), wide(rng, 74), wide(rng, rows, 74)
     x.scales = np.exp2(rng.integers(-10, -6, x.scales.shape)).astype(np.float32)
     plain = reference(x, weights)
     np.testing.assert_array_equal(product(isa, x, weights, "store", bias=bias), plain + bias)
@@ -130,6 +131,24 @@ def test_bias_and_epilogues(isa, grouping):
     out = product(isa, x, weights, "silu_mul", bias=bias)
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-30)
     np.testing.assert_array_equal(out, product("generic", x, weights, "silu_mul", bias=bias))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("grouping", [(4, 0, 16, True, True), (8, 32, 16, False, False), (8, 128, 2048, False, False)])
+def test_more_rows_and_groups_than_are_worked_on_at_once(isa, grouping):
+    rng = np.random.default_rng(5)
+    weights = random_weights(rng, 20, 2048, grouping)
+    x = random_input(rng, 150, weights)
+    np.testing.assert_array_equal(product(isa, x, weights), reference(x, weights))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("bits", "zero"), [(8, 128), (4, 8)])
+def test_very_long_rows_in_groups(isa, bits, zero):
+    rng = np.random.default_rng(6)
+    weights = random_weights(rng, 16, 16 * 1040, (bits, zero, 16, False, True))
+    x = random_input(rng, 17, weights)
+    np.testing.assert_array_equal(product(isa, x, weights), reference(x, weights))
 
 
 @pytest.mark.parametrize("isa", ISAS)

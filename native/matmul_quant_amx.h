@@ -1,0 +1,320 @@
+// Quantized matrix products by AMX tiles: signed inputs times unsigned codes. The sums of a group are exact, and what is
+// rounded after them is kernels_quant.h's, so the bits are those of the other ISA paths. Few rows go by Vec, which waits
+// less for memory.
+//
+// A tile of weights is [16 groups of 4 inner values][16 outputs][4]: 1 KiB of a packed block of 8 bits, contiguous.
+#pragma once
+#include <immintrin.h>
+
+#include "kernels_quant.h"
+#include "matmul_amx.h"
+#include "tiles_amx.h"
+
+namespace ridgeline::RIDGELINE_ISA {
+
+constexpr int kCodesPerTile = 64;  // inner length of a whole tile
+constexpr int kTileBytes = kTileRows * kCodesPerTile;
+
+// Asks for the lines of the output that rows row .. row + rows - 1 will write: waiting for them took a third of the time.
+static inline void prefetch_output(const QuantMatmulArgs& a, int row, int rows, int block) {
+  for (int r = row; r < row + rows; ++r) __builtin_prefetch(a.out + r * a.out_stride + block * kLanes, 1);
+}
+
+static inline void prefetch_lines(const uint8_t* begin, int bytes) {
+  for (int at = 0; at < bytes; at += 64) _mm_prefetch(reinterpret_cast<const char*>(begin + at), _MM_HINT_T0);
+}
+
+// --- 8 bits, one group: the accumulators stay in tiles over the whole inner length. Up to 32 rows by two blocks.
+
+// sums[32][2][16] of rows row .. and two blocks; tiles as configure_tiles has them.
+template <bool kTwoRowTiles>
+static inline void sum_whole_rows(const QuantMatmulArgs& a, int row, int rows, int block0, int block1, bool is_first,
+                                  int32_t* sums) {
+  const uint8_t* w0 = a.weights + static_cast<size_t>(block0) * a.padded_inner * kLanes;
+  const uint8_t* w1 = a.weights + static_cast<size_t>(block1) * a.padded_inner * kLanes;
+  const int8_t* upper = a.input + row * a.input_stride;
+  const int8_t* lower = upper + kTileRows * a.input_stride;
+  const int steps = a.padded_inner / kCodesPerTile;
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (kTwoRowTiles) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int step = 0; step < steps; ++step, w0 += kTileBytes, w1 += kTileBytes) {
+    if (is_first) {  // later rows find the weights in the cache
+      prefetch_lines(w0 + kPrefetchBytes, kTileBytes);
+      prefetch_lines(w1 + kPrefetchBytes, kTileBytes);
+    }
+    for (int r = step; r < rows; r += steps) {
+      prefetch_output(a, row + r, 1, block0);
+      if (a.epilogue != Epilogue::kSiluMul) prefetch_output(a, row + r, 1, block1);
+    }
+    _tile_loadd(6, w0, 64);
+    _tile_loadd(4, upper + step * kCodesPerTile, a.input_stride);
+    _tile_dpbsud(0, 4, 6);
+    _tile_loadd(7, w1, 64);
+    _tile_dpbsud(1, 4, 7);
+    if constexpr (kTwoRowTiles) {
+      _tile_loadd(5, lower + step * kCodesPerTile, a.input_stride);
+      _tile_dpbsud(2, 5, 6);
+      _tile_dpbsud(3, 5, 7);
+    }
+  }
+  constexpr size_t kSumBytes = 2 * kLanes * sizeof(int32_t);
+  _tile_stored(0, sums, kSumBytes);
+  _tile_stored(1, sums + kLanes, kSumBytes);
+  if constexpr (kTwoRowTiles) {
+    _tile_stored(2, sums + kTileRows * 2 * kLanes, kSumBytes);
+    _tile_stored(3, sums + kTileRows * 2 * kLanes + kLanes, kSumBytes);
+  }
+}
+
+static inline Vec finish_whole_row(const QuantMatmulArgs& a, int row, int block, const int32_t* sums) {
+  const Ints sum = {_mm512_sub_epi32(_mm512_load_si512(sums), _mm512_set1_epi32(a.zero * a.input_sums[row]))};
+  const Ints one_row[1][1] = {{sum}};
+  const int blocks[1] = {block};
+  Vec total[1][1] = {{zero()}};
+  add_group(a, row, 0, blocks, one_row, total);
+  return total[0][0];
+}
+
+static void multiply_whole_rows(const QuantMatmulArgs& a, int row, int rows, int block_begin, int block_end,
+                                bool is_first) {
+  alignas(64) int32_t sums[2 * kTileRows * 2 * kLanes];
+  const bool silu_mul = a.epilogue == Epilogue::kSiluMul;
+  for (int block = block_begin; block < block_end; block += silu_mul ? 1 : 2) {
+    const bool pair = silu_mul || block + 1 < block_end;
+    const int second = silu_mul ? a.num_blocks + block : pair ? block + 1 : block;
+    if (rows > kTileRows) {
+      sum_whole_rows<true>(a, row, rows, block, second, is_first, sums);
+    } else {
+      sum_whole_rows<false>(a, row, rows, block, second, is_first, sums);
+    }
+    for (int r = 0; r < rows; ++r) {
+      const int32_t* sum = sums + r * 2 * kLanes;
+      const Vec first = finish_whole_row(a, row + r, block, sum);
+      if (silu_mul) {
+        finish_silu_mul(a, row + r, block, first, finish_whole_row(a, row + r, second, sum + kLanes));
+        continue;
+      }
+      finish_plain(a, row + r, block, first);
+      if (pair) finish_plain(a, row + r, second, finish_whole_row(a, row + r, second, sum + kLanes));
+    }
+  }
+}
+
+static void multiply_whole(const QuantMatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
+  int configured = 0;
+  for (int row = row_begin; row < row_end; row += 2 * kTileRows) {
+    const int rows = row_end - row < 2 * kTileRows ? row_end - row : 2 * kTileRows;
+    if (rows != configured) {
+      configure_tiles(rows < kTileRows ? rows : kTileRows, rows > kTileRows ? rows - kTileRows : 0);
+      configured = rows;
+    }
+    multiply_whole_rows(a, row, rows, block_begin, block_end, row == row_begin);
+  }
+}
+
+// --- Groups: a group's sums leave the tile for 16 x 16 totals, which stand in registers. Beside tiles the CPU multiplies
+// floats at half its rate, so as little as possible is left to do there. Codes of 4 bits are unpacked once for all row
+// tiles, to signed bytes of code - zero; tiles take those of 8 bits as they are, and zero * sum(x) is subtracted after.
+
+constexpr int kChunk = 512;         // inner values of a block that are unpacked at a time: 8 KiB that stay in the L1 cache
+constexpr int kPanelTiles = 16;     // row tiles that use them
+constexpr int kPanelGroups = 1024;  // groups of all row tiles whose scales stand ready
+
+template <int N, class F>
+static inline void unrolled(F f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) {
+    (f(std::integral_constant<int, I>{}), ...);
+  }(std::make_integer_sequence<int, N>{});
+}
+
+// What belongs to 16 rows' group, side by side; zero for rows that are not there.
+struct alignas(64) RowGroup {
+  float scales[kTileRows];
+  float sums[kTileRows];       // sum of the codes * scale
+  int32_t offsets[kTileRows];  // zero * sum of the codes
+};
+
+// Rows whose products are computed together, and where the work on one output block stands.
+struct RowPanel {
+  int row, rows;
+  RowGroup groups[kPanelGroups];                     // [row tile][group]
+  float totals[2][kPanelTiles][kTileRows * kLanes];  // of a block, and of the value's block for kSiluMul
+  alignas(64) uint8_t codes[kChunk * kLanes];        // signed: [inner / 4][16 outputs][4]
+
+  int tiles() const { return (rows + kTileRows - 1) / kTileRows; }
+  int rows_of(int tile) const { return rows - tile * kTileRows < kTileRows ? rows - tile * kTileRows : kTileRows; }
+};
+
+static void gather_row_groups(const QuantMatmulArgs& a, RowPanel& panel) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i rows_apart = _mm512_mullo_epi32(lane, _mm512_set1_epi32(a.num_groups));
+  const __m512i zero_code = _mm512_set1_epi32(a.zero);
+  for (int tile = 0; tile < panel.tiles(); ++tile) {
+    const __mmask16 there = static_cast<__mmask16>((1 << panel.rows_of(tile)) - 1);
+    const size_t from = of_row(a, panel.row + tile * kTileRows, 0);
+    for (int g = 0; g < a.num_groups; ++g) {
+      const __m512 scales =
+          _mm512_mask_i32gather_ps(_mm512_setzero_ps(), there, rows_apart, a.input_scales + from + g, 4);
+      const __m512i sums =
+          _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), there, rows_apart, a.input_sums + from + g, 4);
+      RowGroup& to = panel.groups[tile * a.num_groups + g];
+      _mm512_store_ps(to.scales, scales);
+      _mm512_store_ps(to.sums, _mm512_mul_ps(_mm512_cvtepi32_ps(sums), scales));
+      _mm512_store_si512(to.offsets, _mm512_mullo_epi32(sums, zero_code));
+    }
+  }
+}
+
+static inline int tile_depth(int group) { return group % 64 == 0 ? 64 : group % 32 == 0 ? 32 : 16; }
+
+// Whole row tiles use tiles 4 and 0, the last rows 5 and 1; 6 holds weights.
+static inline void configure_group_tiles(int depth, int last_rows) {
+  TileConfig config;
+  config.set(0, kTileRows, 64);
+  config.set(4, kTileRows, depth);
+  if (last_rows > 0) {
+    config.set(1, last_rows, 64);
+    config.set(5, last_rows, depth);
+  }
+  config.set(6, depth / 4, 64);
+  config.load();
+}
+
+// The sums of one group: 16 rows (or the last ones) by 16 outputs. A tile's number must be a literal.
+template <bool kSigned, bool kLastRows>
+[[gnu::always_inline]] static inline void sum_group(const QuantMatmulArgs& a, const int8_t* x, const uint8_t* codes,
+                                                    int depth, int32_t* sums) {
+  if constexpr (kLastRows) _tile_zero(1);
+  if constexpr (!kLastRows) _tile_zero(0);
+  for (int k = 0; k < a.group; k += depth) {
+    _tile_loadd(6, codes + k * kLanes, 64);
+    if constexpr (kLastRows) {
+      _tile_loadd(5, x + k, a.input_stride);
+      if constexpr (kSigned) _tile_dpbssd(1, 5, 6);
+      if constexpr (!kSigned) _tile_dpbsud(1, 5, 6);
+    } else {
+      _tile_loadd(4, x + k, a.input_stride);
+      if constexpr (kSigned) _tile_dpbssd(0, 4, 6);
+      if constexpr (!kSigned) _tile_dpbsud(0, 4, 6);
+    }
+  }
+  if constexpr (kLastRows) _tile_stored(1, sums, 64);
+  if constexpr (!kLastRows) _tile_stored(0, sums, 64);
+}
+
+template <bool kSigned>
+[[gnu::always_inline]] static inline void add_row_group(const QuantMatmulArgs& a, const RowGroup& rows, size_t of_block,
+                                                        const int32_t* sums, Vec (&total)[kTileRows]) {
+  const Vec scales = load_scales(a.scales, a.half_scales, of_block);
+  unrolled<kTileRows>([&](auto r) {
+    __m512i sum = _mm512_load_si512(sums + r * kLanes);
+    if constexpr (!kSigned) sum = _mm512_sub_epi32(sum, _mm512_set1_epi32(rows.offsets[r]));
+    total[r] = fma(to_floats({sum}), mul(broadcast(rows.scales[r]), scales), total[r]);
+  });
+  if (!a.minima) return;
+  const Vec minima = load_scales(a.minima, a.half_scales, of_block);
+  unrolled<kTileRows>([&](auto r) { total[r] = fma(broadcast(rows.sums[r]), minima, total[r]); });
+}
+
+// Adds groups begin .. end - 1 of a block to the totals of one row tile. `codes` are those of group `begin`; of `ahead`
+// each group asks for `ahead_bytes`.
+template <bool kSigned, bool kLastRows>
+static void add_groups(const QuantMatmulArgs& a, const int8_t* x, const RowGroup* rows, int block, int begin, int end,
+                       const uint8_t* codes, const uint8_t* ahead, int ahead_bytes, float* totals) {
+  alignas(64) int32_t sums[2][kTileRows * kLanes];
+  const int depth = tile_depth(a.group);
+  const size_t of_block = static_cast<size_t>(block) * a.num_groups;
+  Vec total[kTileRows];
+  unrolled<kTileRows>([&](auto r) { total[r] = begin == 0 ? zero() : load(totals + r * kLanes); });
+  for (int g = begin; g <= end; ++g) {
+    if (g < end) {
+      prefetch_lines(ahead, ahead_bytes);
+      sum_group<kSigned, kLastRows>(a, x + g * a.group, codes, depth, sums[g % 2]);
+      ahead += ahead_bytes;
+      codes += a.group * kLanes;
+    }
+    // the group before: its sums have left the tile by now
+    if (g > begin) add_row_group<kSigned>(a, rows[g - 1], (of_block + g - 1) * kLanes, sums[(g - 1) % 2], total);
+  }
+  unrolled<kTileRows>([&](auto r) { store(totals + r * kLanes, total[r]); });
+}
+
+// code - zero of `inner` values of a block of 4 bits.
+static inline void unpack(const uint8_t* pairs, int inner, int zero_code, uint8_t* codes) {
+  const __m512i offset = _mm512_set1_epi8(static_cast<char>(zero_code));
+  for (int k = 0; k < inner; k += 8, pairs += 4 * kLanes, codes += 8 * kLanes) {
+    Codes low, high;
+    split_nibbles(load_codes(pairs), low, high);
+    _mm512_store_si512(codes, _mm512_sub_epi8(low.v, offset));
+    _mm512_store_si512(codes + 4 * kLanes, _mm512_sub_epi8(high.v, offset));
+  }
+}
+
+// All groups of one block into totals [row tile][16][16].
+template <bool kSigned>
+static void total_block(const QuantMatmulArgs& a, RowPanel& panel, int block, float (*totals)[kTileRows * kLanes]) {
+  const int group_bytes = a.group * kLanes * a.bits / 8, chunk = kSigned ? kChunk / a.group : a.num_groups;
+  const uint8_t* packed = a.weights + static_cast<size_t>(block) * a.num_groups * group_bytes;
+  for (int begin = 0, end; begin < a.num_groups; begin = end, packed += chunk * group_bytes) {
+    end = begin + chunk < a.num_groups ? begin + chunk : a.num_groups;
+    if constexpr (kSigned) unpack(packed, (end - begin) * a.group, a.zero, panel.codes);
+    const uint8_t* ahead = packed + (kSigned ? chunk * group_bytes : kPrefetchBytes);
+    for (int tile = 0; tile < panel.tiles(); ++tile) {
+      const int row = panel.row + tile * kTileRows, rows = panel.rows_of(tile);
+      if (end == a.num_groups && block < a.num_blocks) prefetch_output(a, row, rows, block);
+      // the first row tile asks for what comes next
+      (rows == kTileRows ? add_groups<kSigned, false> : add_groups<kSigned, true>)(
+          a, a.input + row * a.input_stride, panel.groups + tile * a.num_groups, block, begin, end,
+          kSigned ? panel.codes : packed, ahead, tile == 0 ? group_bytes : 0, totals[tile]);
+    }
+  }
+}
+
+static void multiply_groups(const QuantMatmulArgs& a, RowPanel& panel, int block_begin, int block_end) {
+  const bool silu_mul = a.epilogue == Epilogue::kSiluMul;
+  const auto total = a.bits == 4 ? total_block<true> : total_block<false>;
+  gather_row_groups(a, panel);
+  for (int block = block_begin; block < block_end; ++block) {
+    total(a, panel, block, panel.totals[0]);
+    if (silu_mul) total(a, panel, a.num_blocks + block, panel.totals[1]);
+    for (int r = 0; r < panel.rows; ++r) {
+      const Vec product = load(panel.totals[0][0] + r * kLanes);
+      if (silu_mul) {
+        finish_silu_mul(a, panel.row + r, block, product, load(panel.totals[1][0] + r * kLanes));
+      } else {
+        finish_plain(a, panel.row + r, block, product);
+      }
+    }
+  }
+}
+
+static void multiply_in_groups(const QuantMatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
+  RowPanel panel;
+  const int tiles = kPanelGroups / a.num_groups < kPanelTiles ? kPanelGroups / a.num_groups : kPanelTiles;
+  configure_group_tiles(tile_depth(a.group), (row_end - row_begin) % kTileRows);
+  for (int row = row_begin; row < row_end; row += panel.rows) {
+    panel.row = row;
+    panel.rows = row_end - row < tiles * kTileRows ? row_end - row : tiles * kTileRows;
+    multiply_groups(a, panel, block_begin, block_end);
+  }
+}
+
+// Up to how many rows Vec is faster, as measured.
+static inline int rows_by_vec(const QuantMatmulArgs& a) {
+  if (a.num_groups == 1) return 4;
+  return a.group < kCodesPerTile ? 10 : a.bits == 8 ? 5 : 8;
+}
+
+static void matmul_quant_by_tiles(const QuantMatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
+  const bool whole = a.bits == 8 && a.num_groups == 1;
+  const bool fits = whole || (a.num_groups <= kPanelGroups && a.group <= kChunk);
+  if (row_end - row_begin <= rows_by_vec(a) || !fits) return matmul_quant(a, row_begin, row_end, block_begin, block_end);
+  (whole ? multiply_whole : multiply_in_groups)(a, row_begin, row_end, block_begin, block_end);
+  _tile_release();
+}
+
+}  // namespace ridgeline::RIDGELINE_ISA
