@@ -158,6 +158,28 @@ def test_weights_take_the_bytes_of_their_form(model):
     assert smaller == expected
 
 
+class PoisonedWeights(QuantizedWeights):
+    """Token 7 has an embedding of NaN."""
+
+    def read_groups(self, name):
+        groups = super().read_groups(name)
+        if name == "embed":
+            groups.scales[7] = np.nan
+        return groups
+
+
+@pytest.mark.parametrize("case", ["int8", "int4"])
+def test_a_row_of_nan_stays_alone(model, case):
+    healthy = [token_id for token_id in PROMPTS[1] if token_id != 7]
+    with open_quantized("native", model, case, view=lambda w, *_: PoisonedWeights(w, CASES[case])) as executor:
+        (alone,) = Stepper(executor).logits([healthy])
+        beside, sick = Stepper(executor).logits([healthy, [7] * 20])
+        (after,) = Stepper(executor).logits([healthy])
+    assert np.isnan(sick).all()
+    np.testing.assert_array_equal(beside, alone)
+    np.testing.assert_array_equal(after, alone)
+
+
 def test_the_arithmetic_is_named_by_the_forms_of_all_matrices(model):
     names = set()
     for case in ("int4", "int4", "int4-with-int8-head"):

@@ -5,7 +5,8 @@ Buffers are row-major, one row per token of the step (`x`, `h`, `qkv`, `q`, `att
 `final`, `logits`). Weight names are the ones that `model/weights.py` serves.
 
 In bf16 the buffers `h`, `q`, `attn`, `act` and `final` hold bf16 values (they feed matrix products), as
-do K, V and the attention probabilities; everything else, the residual `x` first of all, stays fp32.
+do K, V and the attention probabilities; everything else, the residual `x` first of all, stays fp32. A quantized matrix
+takes the same buffers as 8-bit codes in groups as long as its own.
 """
 
 from __future__ import annotations
