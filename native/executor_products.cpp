@@ -25,7 +25,13 @@ void Executor::run_product(Shares& shares, const Args& args, ProductKernel<Args>
 }
 
 void Executor::embed(Shares& shares, const Op& op, int rows) {
-  shares.run(rows, [&](int row) { matrices_[op.matrix].unpack_row(token_ids_[row], buffers_[op.out].row(row)); });
+  const Matrix& m = matrices_[op.matrix];
+  const Buffer& out = buffers_[op.out];
+  shares.run(rows, [&](int row) {
+    m.unpack_row(token_ids_[row], out.row(row));
+    // products that are added to a row also write its padding, where one that is not finite would stay
+    std::fill(out.row(row) + m.inner(), out.row(row) + out.stride, 0.0f);
+  });
 }
 
 void Executor::norm(Shares& shares, const Op& op, int rows) {

@@ -1,5 +1,6 @@
 #include "matrix.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "checks.h"
@@ -131,12 +132,18 @@ void Matrix::pack_codes(const uint8_t* codes, int output) {
 }
 
 void Matrix::unpack_groups(int output, float* out) const {
-  for (int k = 0; k < inner_; ++k) {
-    const uint8_t byte = memory_.as<uint8_t>()[index(output, k)];
-    const int code = grouping_->bits == 8 ? byte : k % 8 < 4 ? byte & 15 : byte >> 4;
-    const size_t at = scale_index(output, k / grouping_->group);
-    out[k] = scale(code_bytes(), at) * static_cast<float>(code - grouping_->zero);
-    if (grouping_->minima) out[k] += scale(code_bytes() + scale_bytes(), at);
+  const uint8_t* codes = memory_.as<uint8_t>() + index(output, 0);
+  const int group = grouping_->group, bits = grouping_->bits;
+  for (int g = 0; g * group < inner_; ++g) {
+    const size_t at = scale_index(output, g);
+    const float unit = scale(code_bytes(), at);
+    const float minimum = grouping_->minima ? scale(code_bytes() + scale_bytes(), at) : 0.0f;
+    for (int k = g * group; k < std::min(inner_, (g + 1) * group); ++k) {
+      const uint8_t byte = codes[k * bits / 32 * 4 * kLanes + k % 4];
+      const int code = bits == 8 ? byte : k % 8 < 4 ? byte & 15 : byte >> 4;
+      out[k] = unit * static_cast<float>(code - grouping_->zero);
+      if (grouping_->minima) out[k] += minimum;
+    }
   }
 }
 

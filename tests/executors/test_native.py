@@ -173,10 +173,10 @@ def assert_same_alternatives(result, row, expected) -> None:
     np.testing.assert_allclose(result.top_logprobs[row, :count], [l for _, l in expected.top], atol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def poisoned(tmp_path_factory) -> str:
-    """A model in which token 7 has an embedding of NaN."""
-    directory = make_hf(tmp_path_factory.mktemp("poisoned"), "llama")
+@pytest.fixture(scope="module", params=[64, 72])
+def poisoned(request, tmp_path_factory) -> str:
+    """A model in which token 7 has an embedding of NaN. 72 values are padded to whole vectors in memory."""
+    directory = make_hf(tmp_path_factory.mktemp("poisoned"), "llama", hidden_size=request.param)
     tensors = load_file(directory / "model.safetensors")
     tensors["model.embed_tokens.weight"][7] = torch.nan
     save_file(tensors, directory / "model.safetensors")
