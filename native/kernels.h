@@ -70,7 +70,7 @@ struct QuantizeArgs {
   size_t input_stride;
   int width;     // values of a row; what stands behind them is not read
   int hadamard;  // length of the blocks transformed first, a power of two that divides width; 1: none
-  int group;
+  int group;     // a multiple of 16
   int num_groups;
   int8_t* codes;  // [rows, codes_stride], group * num_groups of a row are written
   size_t codes_stride;

@@ -94,38 +94,78 @@ static void matmul_quant(const QuantMatmulArgs& a, int row_begin, int row_end, i
   (a.bits == 8 ? matmul<QuantProduct<8>> : matmul<QuantProduct<4>>)(a, row_begin, row_end, block_begin, block_end);
 }
 
-// In place, in the natural order of butterflies: neighbours first.
+// The butterflies of the Hadamard transform: (a, b) -> (a + b, a - b) for values `half` apart.
+static inline void scalar_butterflies(float* x, int length, int half) {
+  for (int begin = 0; begin < length; begin += 2 * half)
+    for (int i = begin; i < begin + half; ++i) {
+      const float a = x[i], b = x[i + half];
+      x[i] = a + b;
+      x[i + half] = a - b;
+    }
+}
+
+template <int kHalf>
+static inline Vec butterflies_within(Vec x) {
+  float signs[kLanes];
+  for (int i = 0; i < kLanes; ++i) signs[i] = i & kHalf ? -1.0f : 1.0f;
+  return fma(x, load(signs), swap_lanes<kHalf>(x));  // exact but for the one addition
+}
+
+// In place, neighbours first.
 static inline void hadamard(float* x, int length) {
-  for (int half = 1; half < length; half *= 2)
+  if (length < kLanes) {
+    for (int half = 1; half < length; half *= 2) scalar_butterflies(x, length, half);
+  } else {
+    for (int i = 0; i < length; i += kLanes)
+      store(x + i, butterflies_within<8>(
+                       butterflies_within<4>(butterflies_within<2>(butterflies_within<1>(load(x + i))))));
+  }
+  for (int half = kLanes; half < length; half *= 2)
     for (int begin = 0; begin < length; begin += 2 * half)
-      for (int i = begin; i < begin + half; ++i) {
-        const float a = x[i], b = x[i + half];
-        x[i] = a + b;
-        x[i + half] = a - b;
+      for (int i = begin; i < begin + half; i += kLanes) {
+        const Vec a = load(x + i), b = load(x + i + half);
+        store(x + i, add(a, b));
+        store(x + i + half, sub(a, b));
       }
   const float scale = 1.0f / std::sqrt(static_cast<float>(length));
-  for (int i = 0; i < length; ++i) x[i] *= scale;
+  int i = 0;
+  for (; i + kLanes <= length; i += kLanes) store(x + i, mul(load(x + i), broadcast(scale)));
+  for (; i < length; ++i) x[i] *= scale;
+}
+
+// 16 values, zeros where fewer are left.
+static inline Vec load_left(const float* x, int left) {
+  if (left >= kLanes) return load(x);
+  float padded[kLanes] = {};
+  if (left > 0) std::memcpy(padded, x, sizeof(float) * left);
+  return load(padded);
 }
 
 // `count` values to `group` codes, the rest of them 0.
 static inline void quantize_group(const float* x, int count, int group, int8_t* codes, float* scale, int32_t* sum) {
-  float largest = 0;
-  bool finite = true;
-  for (int i = 0; i < count; ++i) {
-    largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
-    finite = finite && x[i] - x[i] == 0;
+  Vec largest_of = zero(), not_finite = zero();
+  for (int i = 0; i < count; i += kLanes) {
+    const Vec values = load_left(x + i, count - i);
+    largest_of = max(largest_of, max(values, sub(zero(), values)));
+    not_finite = add(not_finite, sub(values, values));  // NaN from NaN or an infinity
   }
+  const float largest = reduce_max(largest_of);
+  const bool finite = reduce_add(not_finite) == 0;
   *sum = 0;
-  std::memset(codes, 0, group);
   *scale = !finite ? __builtin_nanf("") : largest < kSmallestQuantized ? 0.0f : largest / 127.0f;
-  if (!finite || largest < kSmallestQuantized) return;
-  const float inverse = 127.0f / largest;
-  for (int i = 0; i < count; ++i) {
-    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
-    const int code = static_cast<int>(x[i] * inverse + magic - magic);
-    codes[i] = static_cast<int8_t>(code);
-    *sum += code;
+  if (!finite || largest < kSmallestQuantized) {
+    std::memset(codes, 0, group);
+    return;
   }
+  const Vec inverse = broadcast(127.0f / largest);
+  const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, ties to even
+  Vec sum_of = zero();                       // integers below 2^24: exact in any order
+  for (int i = 0; i < group; i += kLanes) {
+    const Vec code = sub(add(mul(load_left(x + i, count - i), inverse), magic), magic);
+    store_codes(codes + i, code);
+    sum_of = add(sum_of, code);
+  }
+  *sum = static_cast<int32_t>(reduce_add(sum_of));
 }
 
 static void quantize(const QuantizeArgs& a, int row_begin, int row_end) {

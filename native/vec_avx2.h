@@ -111,6 +111,23 @@ static inline Vec load_half(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
 }
 
+template <int kHalf>
+static inline Vec swap_lanes(Vec x) {
+  if constexpr (kHalf == 1) return {_mm256_permute_ps(x.lo, 0b10110001), _mm256_permute_ps(x.hi, 0b10110001)};
+  if constexpr (kHalf == 2) return {_mm256_permute_ps(x.lo, 0b01001110), _mm256_permute_ps(x.hi, 0b01001110)};
+  if constexpr (kHalf == 4)
+    return {_mm256_permute2f128_ps(x.lo, x.lo, 1), _mm256_permute2f128_ps(x.hi, x.hi, 1)};
+  if constexpr (kHalf == 8) return {x.hi, x.lo};
+}
+
+static inline void store_codes(int8_t* p, Vec integers) {
+  const __m256i lo = _mm256_cvtps_epi32(integers.lo), hi = _mm256_cvtps_epi32(integers.hi);
+  // quarters lo0 hi0 lo1 hi1 -> in order
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(lo, hi), 0b11011000);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+
 struct Ints {
   __m256i lo, hi;
 };

@@ -82,6 +82,18 @@ static inline Vec load_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 
+template <int kHalf>
+static inline Vec swap_lanes(Vec x) {
+  if constexpr (kHalf == 1) return {_mm512_permute_ps(x.v, 0b10110001)};
+  if constexpr (kHalf == 2) return {_mm512_permute_ps(x.v, 0b01001110)};
+  if constexpr (kHalf == 4) return {_mm512_shuffle_f32x4(x.v, x.v, 0b10110001)};
+  if constexpr (kHalf == 8) return {_mm512_shuffle_f32x4(x.v, x.v, 0b01001110)};
+}
+
+static inline void store_codes(int8_t* p, Vec integers) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(integers.v)));
+}
+
 struct Ints {
   __m512i v;
 };

@@ -125,6 +125,17 @@ static inline Vec load_half(const uint16_t* p) {
   return each_lane([&](int i) { return from_half(p[i]); });
 }
 
+// Lanes i and i ^ kHalf change places.
+template <int kHalf>
+static inline Vec swap_lanes(Vec x) {
+  return each_lane([&](int i) { return x.v[i ^ kHalf]; });
+}
+
+// Integers of -128..127 as bytes.
+static inline void store_codes(int8_t* p, Vec integers) {
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(integers.v[i]);
+}
+
 // 16 int32.
 struct Ints {
   int32_t v[16];
