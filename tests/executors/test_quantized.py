@@ -39,6 +39,7 @@ CASES: dict[str, dict[str, GroupForm | None]] = {
     "int4-with-int8-head": {"": INT4_G32, "head": INT8},
     "gguf-mix": {"": INT4_MINIMUM, "v": INT6_G16, "down": INT6_G16, "embed": INT6_G16, "head": INT6_G16},
     "all-mixed": {"q": INT4_G32, "k": INT8, "v": None, "o": None, "gate": INT4_G32, "up": INT6_G16, "": INT8_G32},
+    "head-alone": {"head": INT4_G32, "": None},
     "gate-alone": {"gate": INT4_G32, "up": None, "down": INT8, "": None},
 }
 
@@ -187,6 +188,10 @@ def test_the_arithmetic_is_named_by_the_forms_of_all_matrices(model):
             assert "-int4." in executor.arithmetic_id
             names.add(executor.arithmetic_id)
     assert len(names) == 2
+    for form in (INT4_G32, None):
+        view = lambda w, *_, form=form: QuantizedWeights(w, {"": None, "head": form})  # noqa: E731
+        with open_executor("native", model, view=view) as executor:
+            assert ("-fp32-fp32" in executor.arithmetic_id) == (form is None)
 
 
 @pytest.fixture(scope="module")

@@ -168,8 +168,8 @@ def _check(forms: Mapping[str, MatrixForm], dtype: str, kv_dtype: str, page_size
 
 
 def _name(forms: Mapping[str, MatrixForm], dtype: str) -> str:
-    """The dtype; where matrices may differ (a head of its own, the mix of a GGUF file) with a digest of all forms."""
-    if dtype in PLAIN_DTYPES:
+    """The dtype; where matrices differ from it (quantized, a head of its own) with a digest of all forms."""
+    if all(form == MatrixForm(dtype) for form in forms.values()):
         return dtype
     return f"{dtype}.{hashlib.blake2b(repr(sorted(forms.items())).encode(), digest_size=4).hexdigest()}"
 
