@@ -52,6 +52,17 @@ struct StepResult {
   double duration_s = 0;
 };
 
+// What an op does in one step. Bytes and FLOPs add up: per step, row, key in a sequence's context, and pair of row and
+// key that it sees. Products count their weights and attention K and V, as the planner does; others what they pass on.
+struct OpWork {
+  std::string kind, shape, format;
+  double step_bytes = 0;
+  double row_bytes = 0, row_flops = 0;
+  double key_bytes = 0, pair_flops = 0;
+  int window = 0;              // keys that a row sees at most; 0: all
+  bool per_logit_row = false;  // its rows are those of the logits
+};
+
 class Executor {
  public:
   Executor(ModelShape shape, Format kv_format, int num_pages, int max_rows, int num_sampler_slots,
@@ -94,6 +105,7 @@ class Executor {
   // Where the time goes: seconds per op of the program, summed over steps; waiting for the slowest thread included.
   void profile(bool on) { profiling_ = on; }
   std::vector<double> op_seconds() const { return op_seconds_; }
+  std::vector<OpWork> op_works() const;
 
   int vocab() const { return shape_.vocab; }
   const char* isa() const { return kernels_.name; }
@@ -158,6 +170,10 @@ class Executor {
   void report_row(int row, float* logits);
   void report_token(int row, const float* logits, float log_sum_exp, int token, int num_top);
   KvLayer kv_layer(int layer) const;
+  double row_bytes(int buffer) const;
+  OpWork product_work(const char* kind, const Op& op) const;
+  OpWork row_work(const char* kind, std::initializer_list<int> buffers) const;
+  OpWork op_work(const Op& op) const;
   void require_idle_page(int page) const;
 
   ModelShape shape_;

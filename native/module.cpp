@@ -116,6 +116,17 @@ void bind_executor(nb::module_& m) {
           },
           "bits"_a, "zero"_a, "group"_a, "has_minima"_a, "half_scales"_a);
 
+  nb::class_<OpWork>(m, "OpWork")
+      .def_ro("kind", &OpWork::kind)
+      .def_ro("shape", &OpWork::shape)
+      .def_ro("format", &OpWork::format)
+      .def_ro("step_bytes", &OpWork::step_bytes)
+      .def_ro("row_bytes", &OpWork::row_bytes)
+      .def_ro("row_flops", &OpWork::row_flops)
+      .def_ro("key_bytes", &OpWork::key_bytes)
+      .def_ro("pair_flops", &OpWork::pair_flops)
+      .def_ro("window", &OpWork::window)
+      .def_ro("per_logit_row", &OpWork::per_logit_row);
   nb::class_<Executor>(m, "Executor")
       .def(
           "__init__",
@@ -240,6 +251,7 @@ void bind_executor(nb::module_& m) {
            })
       .def("profile", &Executor::profile, "on"_a)
       .def_prop_ro("op_seconds", &Executor::op_seconds)
+      .def_prop_ro("op_works", &Executor::op_works)
       .def_prop_ro("page_bytes", &Executor::page_bytes)
       .def_prop_ro("isa", &Executor::isa)
       .def_prop_ro("weight_bytes", &Executor::weight_bytes)

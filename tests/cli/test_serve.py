@@ -1,6 +1,7 @@
 """`ridgeline serve` as a process: what it says, and how it ends."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -81,3 +82,21 @@ def test_ctrl_c_ends_it_cleanly(tiny_model):
     assert ready["context_len"] == 512
     assert 0.9e6 < ready["kv_bytes"] <= 1e6
     assert ready["typical_users"] == ready["kv_tokens"] // 512
+
+
+def test_a_profile_is_printed_at_the_end(tiny_model, tmp_path):
+    """Of the steps of one request; stdout stays what a program reads."""
+    command = [sys.executable, "-m", "ridgeline.cli", "serve", tiny_model, "--port", "0", "--json", "--profile", *QUICK]
+    env = os.environ | {"XDG_DATA_HOME": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        url = json.loads(process.stdout.readline())["url"]
+        body = {"model": "tiny-llama", "prompt": "a b c", "max_tokens": 4, "ignore_eos": True}
+        answer = httpx.post(f"{url}/completions", json=body)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert answer.json()["usage"]["completion_tokens"] == 4
+    assert (process.returncode, output) == (0, "")
+    assert "4 steps, " in errors
+    lines = [line.split() for line in errors.splitlines()]
+    assert any(line[1:2] == ["attention"] for line in lines)
+    assert any(line[:2] == ["1", "logits"] for line in lines)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from ridgeline.assemble import load_engine
 from ridgeline.cli.options import ENGINE_OPTIONS, MODEL_OPTIONS, SERVER_OPTIONS, Json, Model, pick, takes
@@ -15,18 +18,20 @@ from ridgeline.cost.memory import admissible_requests
 from ridgeline.errors import ConfigError
 from ridgeline.llm import DEFAULT_MODEL
 from ridgeline.quant.formats import PLAIN
-from ridgeline.units import format_bytes
+from ridgeline.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from ridgeline.engine.loop import Engine
+    from ridgeline.executors.op_profile import Profile as OpProfile
     from ridgeline.model.runtime import ModelRuntime
     from ridgeline.server.state import Served, ServerState
 
+Profile = Annotated[bool, typer.Option("--profile", help="At the end, tell on stderr where the steps' time went.")]
 _TYPICAL_LEN = 2500  # tokens, prompt and answer, of the users that the KV capacity is told in
 
 
 @takes(MODEL_OPTIONS, ENGINE_OPTIONS, SERVER_OPTIONS)
-def serve(model: Model = DEFAULT_MODEL, as_json: Json = False, **options: Any) -> int:
+def serve(model: Model = DEFAULT_MODEL, as_json: Json = False, profile: Profile = False, **options: Any) -> int:
     """Serve a model over HTTP, OpenAI-compatible, until Ctrl-C."""
     from ridgeline.server.run import serve as run_server
 
@@ -36,7 +41,10 @@ def serve(model: Model = DEFAULT_MODEL, as_json: Json = False, **options: Any) -
 
     def load() -> tuple[ModelRuntime, Engine]:
         with loading(log=True, quiet=as_json) as progress:
-            return load_engine(model, model_config, engine_config, progress=progress)
+            runtime, engine = load_engine(model, model_config, engine_config, progress=progress)
+        if profile:
+            profiles.append(_profiled(runtime.executor))
+        return runtime, engine
 
     def announce(state: ServerState) -> None:
         if as_json:
@@ -44,7 +52,31 @@ def serve(model: Model = DEFAULT_MODEL, as_json: Json = False, **options: Any) -
         else:
             print("\n".join(ready_lines(state)), flush=True)
 
-    return run_server(server_config, load, on_ready=announce)
+    profiles: list[OpProfile] = []
+    status = run_server(server_config, load, on_ready=announce)
+    for finished in profiles:
+        _print_profile(finished)
+    return status
+
+
+def _profiled(executor: Any) -> OpProfile:
+    if not hasattr(executor, "profile"):
+        raise ConfigError("--profile needs an executor that times its ops", hint="use --executor native")
+    profile: OpProfile = executor.profile()
+    return profile
+
+
+def _print_profile(profile: OpProfile) -> None:
+    """On stderr: stdout is what a program may read."""
+    from rich.console import Console
+
+    from ridgeline.cli.profile_view import profile_table
+    from ridgeline.cost.ask import choose_hardware
+
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 200)
+    console.print(f"{profile.num_steps:,} steps, {format_duration(profile.seconds)}; floors of hardware `this`")
+    if profile.num_steps:
+        console.print(profile_table(profile, choose_hardware("this")))
 
 
 def _server_config(options: dict[str, Any]) -> ServerConfig:

@@ -19,6 +19,7 @@ from ridgeline import _native  # type: ignore[attr-defined]
 from ridgeline.engine.plan import SamplerSetup, StepPlan, StepResult
 from ridgeline.errors import ConfigError, ExecutionError
 from ridgeline.executors.native_build import PLAIN_DTYPES, Builder, MatrixForm, Weights, matrix_forms
+from ridgeline.executors.op_profile import Profile
 from ridgeline.executors.packed_file import PackedFile
 from ridgeline.executors.packing import load_weights
 from ridgeline.model.program import Program
@@ -34,11 +35,13 @@ MAX_THREADS = 1024  # more than any one machine's cores; beyond, the system itse
 class NativeHandle:
     """A step under way on the core's threads."""
 
-    def __init__(self, core: Any) -> None:
-        self._core = core
+    def __init__(self, core: Any, plan: StepPlan, profile: Profile | None) -> None:
+        self._core, self._plan, self._profile = core, plan, profile
 
     def wait(self) -> StepResult:
         token_ids, logprobs, top_ids, top_logprobs, finite, logits, duration_s = self._core.wait()
+        if self._profile is not None:
+            self._profile.add(self._plan, duration_s)
         return StepResult(token_ids, logprobs, top_ids, top_logprobs, finite.astype(np.bool_), logits, duration_s)
 
 
@@ -90,6 +93,7 @@ class NativeExecutor:
         if packed is not None:
             packed = packed.holding(f"{PACKING_VERSION} {dtype} {builder.contents}")
         pack = partial(builder.pack, weights, report)
+        self._profile: Profile | None = None
         self.notices = load_weights(self._core, pack, packed, threads=threads, progress=report)
 
     @property
@@ -137,7 +141,12 @@ class NativeExecutor:
             )
         except (ValueError, TypeError) as error:
             raise ExecutionError(f"the native executor refused the step: {error}") from error
-        return NativeHandle(self._core)
+        return NativeHandle(self._core, plan, self._profile)
+
+    def profile(self) -> Profile:
+        """Times every op of every step from now on."""
+        self._profile = Profile(self._core)
+        return self._profile
 
     def close(self) -> None:
         """Frees weights, pages and threads."""
