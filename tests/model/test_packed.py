@@ -87,6 +87,10 @@ def test_the_first_packing_tells_progress_size_and_place(model: str, tmp_path: P
     stages: dict[str, list[float]] = {}
     with runtime(model, tmp_path, lambda stage, share: stages.setdefault(stage, []).append(share)) as loaded:
         size = loaded.executor.weight_bytes
+        if Path("/proc/self/maps").exists():
+            assert str(only_file(tmp_path)) in Path("/proc/self/maps").read_text(), (
+                "the first start ends on the file too"
+            )
     [keeping] = [stage for stage in stages if "keeping the packed weights" in stage]
     assert str(only_file(tmp_path)) in keeping
     assert stages[keeping][-1] == 1.0
@@ -127,7 +131,7 @@ def test_another_checkpoint_at_the_same_place_is_packed_anew(model: str, tmp_pat
 
 
 def test_formats_models_and_random_weights_have_files_of_their_own(model: str, tmp_path: Path) -> None:
-    packed, copy = tmp_path / "packed", tmp_path / "copy"
+    packed, copy = tmp_path / "packed", tmp_path / Path(model).name
     shutil.copytree(model, copy)
     for source, options in [(model, {}), (model, {"dtype": "bf16"}), (str(copy), {}), (model, {"weights": "random"})]:
         assert len(outcome(source, packed, **options)[1]) == 1
