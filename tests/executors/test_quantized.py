@@ -199,14 +199,24 @@ def tied(tmp_path_factory) -> Path:
     return make_hf(tmp_path_factory.mktemp("tied"), "qwen3", tied=True, hidden_size=96)
 
 
-@pytest.mark.parametrize("dtype", [*QUANTIZED, "gguf"])
+@pytest.mark.parametrize("dtype", QUANTIZED)
 def test_every_served_format_follows_the_oracle(dtype, tied):
-    """The whole loading path: rotation with its Hadamard transform at run time, rounding, a file's own groups."""
-    model = make_gguf(tied, tied / "tiny.gguf", "Q4_1") if dtype == "gguf" else tied
+    """The whole loading path: rotation with its Hadamard transform at run time, then rounding."""
+    assert_served(str(tied), dtype)
+
+
+@pytest.mark.parametrize("quantization", ["Q4_1", "Q5_0", "Q8_0", "Q4_K_M"])
+def test_a_gguf_files_own_groups_follow_the_oracle(quantization, tmp_path):
+    directory = make_hf(tmp_path, "llama", hidden_size=256, intermediate_size=256, head_dim=64)
+    assert_served(str(make_gguf(directory, tmp_path / "tiny.gguf", quantization)), "gguf")
+
+
+def assert_served(model, dtype):
     logits = {}
     for kind in ("native", "torch"):
-        with open_executor(kind, str(model), dtype=dtype) as executor:
+        with open_executor(kind, model, dtype=dtype) as executor:
             logits[kind] = logits_of(executor, SHORT_PROMPTS)
+    assert np.abs(logits["torch"][0]).mean() > 0.1
     assert_close(logits["native"], logits["torch"])
 
 
