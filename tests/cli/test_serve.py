@@ -27,11 +27,23 @@ def test_what_it_says_when_ready(tiny_model):
     assert [model["id"] for model in models["data"]] == ["tiny", "alias", "tiny-llama"]
     assert lines[1].startswith("model     tiny, alias, tiny-llama (")
     assert "context   256 tokens" in lines
+    assert "format    fp32, KV cache fp32" in lines
+    assert len([line for line in lines if line.startswith("faster    --dtype int8 or int4: ")]) == 1
     assert re.search(
         r"^KV cache  9\d\d KB \(9\d\d KiB\): [\d,]+ tokens, \d+ users at 256 tokens$", text, re.MULTILINE
     ), text
     assert "-H 'Authorization: Bearer YOUR_KEY'" in text
     assert "secret" not in text
+
+
+def test_a_quantized_format_is_told_by_both_sides_and_as_approximate(tiny_model):
+    flags = ["--dtype", "int4", "--head-dtype", "int8-g32", "--no-packed-file"]
+    with running_server(tiny_model, *QUICK, *flags) as (url, text):
+        (card,) = httpx.get(f"{url}/models").json()["data"]
+    assert "format    int4-g32+int8-g32 (w4a8 and w8a8), KV cache bf16" in text
+    assert "approximate against its weights" in text
+    assert "faster" not in text
+    assert card["dtype"] == "int4-g32+int8-g32"
 
 
 def test_a_busy_port_is_told_before_anything_is_loaded():
