@@ -69,7 +69,7 @@ def test_cold_warm_and_restarted_give_the_same_bits(dtype: str, schedule: Schedu
 def test_the_whole_product_gives_the_same_bits(tmp_path: Path) -> None:
     num_prompts, num_tokens = 40, 16
     lines, arithmetic_ids = [], []
-    for dtype in ("fp32", "bf16"):
+    for dtype in ("fp32", "bf16", "int8", "int4"):
         runtime = open_runtime(dtype, threads=2)
         arithmetic_ids.append(runtime.executor.arithmetic_id)
         prompts = related_prompts_of(runtime, num_prompts)
