@@ -196,3 +196,9 @@ def test_the_model_and_its_formats():
     unknown = find_model(endpoint(model="nobody-knows-me"), None, None, None)
     assert "'nobody-knows-me'" in unknown
     assert "--spec" in unknown
+
+
+def test_bits_are_those_that_a_step_reads():
+    """A rotated model holds its table twice and reads it once."""
+    rotated = Roofline(load_facts("smollm2-135m"), LAB, "int8", "bf16")
+    assert explain.bits_per_weight(rotated) == pytest.approx(8.1, abs=0.1)

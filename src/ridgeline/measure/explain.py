@@ -36,7 +36,8 @@ def gb_per_s(bandwidth: float) -> str:
 
 
 def bits_per_weight(roofline: Roofline) -> float:
-    return 8 * roofline.facts.weight_bytes(roofline.dtype) / roofline.facts.parameters
+    """Of those that a decode step reads."""
+    return 8 * roofline.facts.decode_read_bytes(roofline.dtype) / roofline.facts.read_parameters
 
 
 def format_label(roofline: Roofline) -> str:
