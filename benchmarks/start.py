@@ -58,9 +58,9 @@ def main() -> None:
     text = (
         "# From the process's start to the first healthy answer\n\n"
         f"Written by `benchmarks/start.py`: ridgeline {__version__}, {platform.machine()}, {usable_cores()} threads, "
-        f"Python {platform.python_version()}. Medians of {options.rounds} rounds in which the ways to start take "
-        "turns; the machine is shared: compare rows, not days. The floor is an interpreter that does nothing and one "
-        "reading of the packed file.\n\n"
+        f"Python {platform.python_version()}, load average {os.getloadavg()[1]:.0f}. "
+        f"Medians of {options.rounds} rounds in which the ways to start take turns; the machine is shared: compare "
+        "rows, not days. The floor is an interpreter that does nothing and one reading of the packed file.\n\n"
         "| model | start | s | of the processor, s | floor, s | peak RSS, MiB | beyond the weights, MiB |\n"
         "|---|---|---|---|---|---|---|\n" + "\n".join(lines) + "\n"
     )
