@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +159,13 @@ def test_a_setting_that_is_far_behind_takes_no_more_turns_in_that_case(part):
     assert [case.key for case in going_on(turn, samples)] == ["decode-128", "decode-2048"]
     samples["flash"]["decode-2048"] = [82.0]
     assert [case.key for case in going_on(turn, samples)] == ["decode-128"]
+
+
+def test_a_worker_finds_its_own_package_and_no_other_benchmark(part):
+    """transformers looks for a package `kernels`, and benchmarks/kernels.py is none."""
+    look = "import importlib.util as u; print(u.find_spec('kernels'), u.find_spec('peerlib.worker') is not None)"
+    command = [sys.executable, "-P", "-c", f"{part('engines').START_WORKER}\n{look}", "timing"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "None True\n"
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [("bf16", 16), ("fp32", 32), ("int8", 8), ("int8-g64", 8), ("int4-g32", 4)])

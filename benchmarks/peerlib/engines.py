@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -23,7 +22,15 @@ from peerlib.cases import DECODE_STEPS, PROMPT_TOKENS, Case
 from peerlib.environment import Environment
 from ridgeline.cost.facts import load_facts
 
-_BENCHMARKS = Path(__file__).parents[1]
+# Runs a module of this package without leaving `benchmarks` on the path, where `kernels`, `servers` and others would
+# be taken for the packages of these names that an engine looks for.
+START_WORKER = f"""
+import runpy, sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+import peerlib
+del sys.path[0]
+runpy.run_module("peerlib." + sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
 _KV_TOKENS = 16_384  # of Ridgeline's worker: a batch of 64 and a context of 2,048 fit
 
 
@@ -124,6 +131,9 @@ class Setup:
         else:
             self.python(engine)
         self.path(engine)
+        if not engine.is_peer:  # packs its weights, which a later start maps
+            for options in engine.settings.values():
+                Worker(self, engine, options).close()
 
     def kv_bytes(self, num_tokens: int) -> int:
         """Of a bf16 cache."""
@@ -157,14 +167,13 @@ class Worker:
 
     def __init__(self, setup: Setup, engine: Engine, options: dict[str, str]) -> None:
         options = {**options, **_memory_options(setup, engine)}
-        command = [setup.python(engine), "-m", f"peerlib.{engine.kind}_worker", str(setup.path(engine))]
+        command = [setup.python(engine), "-P", "-c", START_WORKER, f"{engine.kind}_worker", str(setup.path(engine))]
         command += ["--threads", str(setup.threads)]
         command += [f"--option={name}={value}" for name, value in options.items()]
         start = time.perf_counter()
         self.process = subprocess.Popen(
-            command, env=os.environ | {"PYTHONPATH": str(_BENCHMARKS)}, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=setup.log(engine),
-        )  # fmt: skip
+            command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=setup.log(engine)
+        )
         self._log = setup.logs / f"{engine.name}.log"
         self._answer()  # "ready"
         self.ready_s = time.perf_counter() - start

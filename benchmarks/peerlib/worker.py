@@ -1,6 +1,6 @@
 """The engine's side of a measurement: a process of its own that measures what it is asked on standard input.
 
-    PYTHONPATH=benchmarks ENV/bin/python -m peerlib.openvino_worker MODEL --threads 2 --option hint=f32
+    openvino_worker MODEL --threads 2 --option hint=f32
 
 One JSON object a line: first `{"ready": true}`, then an answer `{"value": x}` or `{"error": text}` to each question
 `{"part": "decode", "size": 128, "seed": 1}`. It runs in the environment of the engine: the standard library only.
