@@ -4,12 +4,14 @@ Ceilings and steps are measured in the same run. All cases of a format take turn
 median. Floors come from the planner (`cost/roofline.py`), with the bandwidth of the step's own working set and the
 best matrix throughput of our own kernels.
 
-    .venv/bin/python benchmarks/speed.py [MODEL]
+    .venv/bin/python benchmarks/speed.py [MODEL] [--random] [--formats bf16,int8]
+
+`--random`: a config.json or a catalog's name alone, with random weights; written to docs/results/speed_random.md.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,11 +27,12 @@ from ridgeline.cost.facts import load_facts
 from ridgeline.cost.hardware import Hardware
 from ridgeline.cost.roofline import Roofline, Work
 from ridgeline.engine.plan import Executor, StepPlan
+from ridgeline.executors.native_build import PLAIN_DTYPES
 from ridgeline.model.runtime import load_runtime
 from runs import Rows, plan_of, this_machine
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results" / "speed.md"
-FORMATS = ("fp32", "bf16")
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+FORMATS = "fp32,bf16,int8,int4-g32"
 PREFILLS = (128, 512, 2048)
 DECODES = ((1, 128), (1, 2048), (4, 128), (16, 128))  # (batch, context)
 ROUNDS = 7
@@ -44,33 +47,40 @@ class Case:
     num_tokens: int
 
 
-def main(arguments: list[str]) -> None:
-    model = arguments[0] if arguments else "smollm2-135m"
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="smollm2-135m")
+    parser.add_argument("--random", action="store_true")
+    parser.add_argument("--formats", default=FORMATS)
+    arguments = parser.parse_args()
     lines = []
-    for dtype in FORMATS:
-        lines += measure_format(model, dtype)
+    for dtype in arguments.formats.split(","):
+        lines += measure_format(arguments.model, dtype, "random" if arguments.random else "checkpoint")
+    named = f"{arguments.model}{' with random weights (speed only)' if arguments.random else ''}"
     text = (
         "# One step beside its floor\n\n"
-        f"Written by `benchmarks/speed.py`: {model}, {this_machine()}.\nMedians of {ROUNDS} rounds in which the cases "
+        f"Written by `benchmarks/speed.py`: {named}, {this_machine()}.\nMedians of {ROUNDS} rounds in which the cases "
         "take turns; ceilings measured in the same run. The machine is shared: compare rows, not days.\n\n"
         "| format | step | ms | tokens/s | floor, ms | floor / measured | bound by |\n|---|---|---|---|---|---|---|\n"
         + "\n".join(lines)
         + "\n"
     )
-    RESULTS.write_text(text)
+    (RESULTS / ("speed_random.md" if arguments.random else "speed.md")).write_text(text)
     print(text)
 
 
-def measure_format(model: str, dtype: str) -> list[str]:
-    runtime = load_runtime(model, ModelConfig(dtype=dtype, context=4096, kv_memory=1 << 30))
+def measure_format(model: str, dtype: str, weights: str) -> list[str]:
+    config = ModelConfig(dtype=dtype, weights=weights, context=4096, kv_memory=3 << 29)
+    runtime = load_runtime(model, config)
     facts = load_facts(model)
     cases = make_cases(runtime.executor, runtime.spec.vocab_size)
-    weights = facts.decode_read_bytes(dtype)
+    product = dtype if dtype in PLAIN_DTYPES else "int8"
     hardware = Hardware(
         "this run",
-        bandwidth=read_bandwidth(int(weights), seconds=2.0),
+        kind="cpu",
+        bandwidth=read_bandwidth(int(facts.decode_read_bytes(dtype)), seconds=2.0),
         compute={
-            dtype: max(_native.matmul_flops(dtype, rows, WIDTH, OUTPUTS, usable_cores(), 0.5) for rows in (64, 512))
+            product: max(_native.matmul_flops(product, rows, WIDTH, OUTPUTS, usable_cores(), 0.5) for rows in (64, 512))
         },
     )
     seconds: dict[str, list[float]] = {case.name: [] for case in cases}
@@ -80,8 +90,9 @@ def measure_format(model: str, dtype: str) -> list[str]:
             runtime.executor.submit(case.plan).wait()
             seconds[case.name].append(time.perf_counter() - start)
     runtime.close()
-    roofline = Roofline(facts, hardware, dtype, dtype)
-    ceilings = f"{hardware.bandwidth / 1e9:.1f} GB/s, {hardware.compute[dtype] / 1e12:.2f} TFLOPS"
+    kv_dtype = dtype if dtype in PLAIN_DTYPES else "bf16"
+    roofline = Roofline(facts, hardware, dtype, kv_dtype)
+    ceilings = f"{hardware.bandwidth / 1e9:.1f} GB/s, {hardware.compute[product] / 1e12:.2f} TFLOPS"
     print(f"{dtype}: {ceilings}")
     return [row(dtype, case, float(np.median(seconds[case.name][1:])), roofline) for case in cases] + [
         f"| {dtype} | ceilings: {ceilings} | | | | | |"
@@ -128,4 +139,4 @@ def row(dtype: str, case: Case, seconds: float, roofline: Roofline) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
