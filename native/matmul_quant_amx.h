@@ -15,11 +15,6 @@ namespace ridgeline::RIDGELINE_ISA {
 constexpr int kCodesPerTile = 64;  // inner length of a whole tile
 constexpr int kTileBytes = kTileRows * kCodesPerTile;
 
-// Asks for the lines of the output that rows row .. row + rows - 1 will write: waiting for them took a third of the time.
-static inline void prefetch_output(const QuantMatmulArgs& a, int row, int rows, int block) {
-  for (int r = row; r < row + rows; ++r) __builtin_prefetch(a.out + r * a.out_stride + block * kLanes, 1);
-}
-
 static inline void prefetch_lines(const uint8_t* begin, int bytes) {
   for (int at = 0; at < bytes; at += 64) _mm_prefetch(reinterpret_cast<const char*>(begin + at), _MM_HINT_T0);
 }
@@ -46,10 +41,7 @@ static inline void sum_whole_rows(const QuantMatmulArgs& a, int row, int rows, i
       prefetch_lines(w0 + kPrefetchBytes, kTileBytes);
       prefetch_lines(w1 + kPrefetchBytes, kTileBytes);
     }
-    for (int r = step; r < rows; r += steps) {
-      prefetch_output(a, row + r, 1, block0);
-      if (a.epilogue != Epilogue::kSiluMul) prefetch_output(a, row + r, 1, block1);
-    }
+    prefetch_output(a, sizeof(float), row, rows, step, steps, block0, block1);
     _tile_loadd(6, w0, 64);
     _tile_loadd(4, upper + step * kCodesPerTile, a.input_stride);
     _tile_dpbsud(0, 4, 6);
@@ -265,7 +257,7 @@ static void total_block(const QuantMatmulArgs& a, RowPanel& panel, int block, fl
     const uint8_t* ahead = packed + (kSigned ? chunk * group_bytes : kPrefetchBytes);
     for (int tile = 0; tile < panel.tiles(); ++tile) {
       const int row = panel.row + tile * kTileRows, rows = panel.rows_of(tile);
-      if (end == a.num_groups && block < a.num_blocks) prefetch_output(a, row, rows, block);
+      if (end == a.num_groups && block < a.num_blocks) prefetch_output(a, sizeof(float), row, rows, 0, 1, block, block);
       // the first row tile asks for what comes next
       (rows == kTileRows ? add_groups<kSigned, false> : add_groups<kSigned, true>)(
           a, a.input + row * a.input_stride, panel.groups + tile * a.num_groups, block, begin, end,
