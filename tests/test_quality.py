@@ -177,11 +177,18 @@ def test_results_keep_rows_of_the_same_text_and_no_others(benchmarks, divergence
     document = later.document()
     assert "| bf16 | 1.0 |" in document
     assert "+0.10% ± 0.00%" in document
-    assert "int8 against bf16, at most +0.5%: +0.90% ± 0.00%: missed." in document
+    assert "int8 against bf16: perplexity +0.90% ± 0.00%, at most +0.5%: missed." in document
     assert document == (tmp_path / "quality.md").read_text()
     later.begin("model", "novel", "another key")
     later.add("model", "fp32", divergence.Quality([3.0, 4.0], [0, 0], 0, [1, 1], 1022), facts)
     assert "bf16 |" not in later.document()
+
+
+def test_a_verdict_needs_more_than_two_standard_errors(benchmarks, divergence):
+    verdict, estimate = benchmarks["quality_report"]._verdict, divergence.Estimate
+    assert verdict(estimate(0.004, 0.01), 0.005) == "met"
+    assert verdict(estimate(0.007, 0.0011), 0.005) == "undecided"
+    assert verdict(estimate(0.007, 0.0009), 0.005) == "missed"
 
 
 def test_the_text_of_an_r_database(benchmarks):

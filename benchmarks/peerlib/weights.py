@@ -57,7 +57,7 @@ def gguf(directory: Path, model: str, kind: str, environment: Environment) -> Pa
     if not path.exists():
         making = path.with_suffix(".making")
         if kind == "BF16":
-            _write_gguf(making, checkpoint(directory, model))
+            write_gguf(making, checkpoint(directory, model))
         else:
             source = gguf(directory, model, "BF16", environment)
             _run(environment.llama_cpp("llama-quantize"), "--pure", source, making, kind)
@@ -156,7 +156,7 @@ def _hf_name(name: str) -> str:
     return f"{'model.' if layer else ''}{'.'.join([*layer, _HF_NAMES[part]])}.weight"
 
 
-def _write_gguf(path: Path, source: Path) -> None:
+def write_gguf(path: Path, source: Path) -> None:
     """As llama.cpp converts a checkpoint: vectors in F32, matrices in BF16."""
     files = resolve_model(str(source))
     spec = load_spec(files)
