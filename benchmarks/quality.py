@@ -6,7 +6,7 @@ run may be cut into parts.
 
     .venv/bin/python benchmarks/train_tiny.py                  # once: the second model
     .venv/bin/python benchmarks/quality.py                     # every format, both models
-    .venv/bin/python benchmarks/quality.py MODEL --formats int8,int4-g32+head=int8,bf16+kv=int8
+    .venv/bin/python benchmarks/quality.py MODEL --formats int8,int4-g32+head=int8,bf16+kv=fp32
     .venv/bin/python benchmarks/quality.py --formats "" --llama-cpp TREE    # llama.cpp's own formats, by its own tools
 """
 
@@ -29,9 +29,9 @@ from ridgeline.model.resolve import resolve_model
 MODELS = ("smollm2-135m", str(cache_directory() / "tiny-llama"))
 FORMATS = (
     "bf16", "int8", "int8-g128", "int8-g64", "int8-g32", "int4-g128", "int4-g64", "int4-g32", "int4-g128-zp",
-    "int4-g64-zp", "int4-g32-zp", "int4-g32+head=int8", "bf16+kv=int8", "int8+kv=int8",
+    "int4-g64-zp", "int4-g32-zp", "int4-g32+head=int8",
 )  # fmt: skip
-OWN_GROUPS = ("gguf", "gguf+kv=int8")  # where the model is a GGUF file
+OWN_GROUPS = "gguf"  # where the model is a GGUF file
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def measure(model: str, arguments: argparse.Namespace, results: Results) -> None
             for name in listed(arguments.llama_cpp_formats):
                 results.add(reference.name, f"llama.cpp {name}", *peer.evaluate(name))
                 if name != llama_cpp_quality.UNQUANTIZED:
-                    own_groups = evaluate(str(peer.file(name)), "gguf", reference)
+                    own_groups = evaluate(str(peer.file(name)), OWN_GROUPS, reference)
                     results.add(reference.name, f"gguf of {name}", *own_groups)
 
 
@@ -81,7 +81,7 @@ def scratch_directory(kept: Path | None) -> Iterator[Path]:
 
 
 def formats_of(model: str) -> tuple[str, ...]:
-    return FORMATS + (OWN_GROUPS if resolve_model(model).kind == "gguf" else ())
+    return FORMATS + ((OWN_GROUPS,) if resolve_model(model).kind == "gguf" else ())
 
 
 def listed(names: str) -> list[str]:
