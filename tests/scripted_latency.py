@@ -112,12 +112,14 @@ class ScriptedClient:
 def patch_command_line(monkeypatch: Any, target: Endpoint, server: ScriptedServer, **pages: Any) -> None:
     """`measure` and `why` find `target`, whatever URL they are given, and talk to `server`."""
 
+    path = {"ps": "/api/ps", "slots": "/slots"}
+
     async def detect(url: str, *, model: str | None = None, **options: Any) -> Endpoint:
         return replace(target, model=model or target.model)
 
     @asynccontextmanager
     async def connect(endpoint: Endpoint, **options: Any) -> AsyncIterator[ScriptedClient]:
-        yield ScriptedClient(endpoint, server, {f"/api/{name}": page for name, page in pages.items()})
+        yield ScriptedClient(endpoint, server, {path[name]: page for name, page in pages.items()})
 
     monkeypatch.setattr("ridgeline.cli.measure_run.detect", detect)
     monkeypatch.setattr("ridgeline.cli.measure_run.connect", connect)

@@ -185,7 +185,7 @@ def test_capacity(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--rate", "1000", "--find-capacity", "--slo", "ttft=1us"]
     with FakeEndpoint() as server:
         _, result = as_json(capsys, server.url, "--requests", "1", "--input", "40", "--output", "2", *arguments)
-    assert result["capacity"]["rate"] is None
+    assert (result["capacity"]["rate"], result["capacity"]["verdict"]) == (None, None)
     assert [point["rate"] for point in result["points"]][-1] == 1000 / 64
 
 
@@ -258,9 +258,10 @@ def test_what_continuous_batching_gains() -> None:
     points = [point("static", 100.0, 3.0), point("continuous", 180.0, 0.5)]
     told = "4 at once, continuous: 1.80 times the throughput of static, TTFT P50 6.00 times lower"
     assert remarks({"points": points, "capacity": None}) == [told]
-    assert remarks({"points": points[1:], "capacity": {"rate": 2.0, "missed_at": 4.0}}) == [
-        "the SLO is met up to 2 requests/s, and missed at 4"
-    ]
+    sure = {"rate": 2.0, "missed_at": 4.0, "verdict": "pass", "more_requests": 0}
+    assert remarks({"points": points[1:], "capacity": sure}) == ["the SLO is met up to 2 requests/s, and missed at 4"]
+    [told] = remarks({"points": points[1:], "capacity": sure | {"verdict": "undecided", "more_requests": 12}})
+    assert "it may be luck: 12 more without a miss would make 99 % sure), and missed at 4" in told
 
 
 def test_a_model_that_does_not_start_is_quoted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

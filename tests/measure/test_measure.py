@@ -81,6 +81,14 @@ def test_a_model_on_a_gpu_never_gets_the_cpus_limit(measure):
     assert any(cause.startswith("40% of the model") for cause in result["causes"])
 
 
+def test_requests_of_others_are_told(measure):
+    busy = [{"id": 0, "is_processing": True}, {"id": 1, "is_processing": False}]
+    _, printed = measure("--json", target=endpoint("llamacpp", server="llama.cpp"), slots=busy)
+    assert any("busy with 1 request of others" in cause for cause in json.loads(printed.out)["causes"])
+    _, printed = measure("--json", target=endpoint("llamacpp", server="llama.cpp"), slots={"error": "no slots here"})
+    assert json.loads(printed.out)["causes"] == []
+
+
 def test_of_ollamas_models_the_one_in_memory_is_measured(measure):
     running = {"models": [{"name": "in-use:latest", "size": 10, "size_vram": 0}]}
     _, printed = measure("--json", target=endpoint("ollama", server="ollama"), ps=running)

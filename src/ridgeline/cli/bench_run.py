@@ -57,7 +57,6 @@ def run_bench(target: str, settings: Settings, options: BenchOptions, *, quiet: 
         runs += bench.runs
         if bench.is_stopped:
             break
-    capacity = bench.capacity and {"rate": bench.capacity.best, "missed_at": bench.capacity.broken}
     summary = {
         "started": started,
         "target": target,
@@ -65,11 +64,21 @@ def run_bench(target: str, settings: Settings, options: BenchOptions, *, quiet: 
         "seed": settings.seed,
         **about,
         "points": points,
-        "capacity": capacity,
+        "capacity": _capacity(bench),
         "partial": bench.is_stopped,
         "valid": bool(points) and all(point["valid"] for point in points),
     }
     return {"id": Store().save(summary, [run.records for run in runs]), **summary}
+
+
+def _capacity(bench: Bench) -> dict[str, Any] | None:
+    """The search goes by each rate's attainment; the verdict says whether that of the best one is more than luck."""
+    if bench.capacity is None:
+        return None
+    best, missed = bench.capacity.best, bench.capacity.broken
+    judged = next((point["slo"] for point in bench.points if best is not None and point["rate"] == best), {})
+    sureness = {name: judged.get(name) for name in ("verdict", "more_requests")}
+    return {"rate": best, "missed_at": missed, **sureness}
 
 
 @contextlib.contextmanager
@@ -196,5 +205,7 @@ def progress_line(bench: Bench) -> str:
     tpot = metrics.median(metrics.defined(metrics.tpot, recent))
     told = [f"{name} {format_duration(value)}" for name, value in (("TTFT", ttft), ("TPOT", tpot)) if value]
     failed = sum(not record.ok for record in progress.records)
-    parts = [progress.load.name, f"{len(progress.records)}{total} done", f"{progress.watch.now_in_flight} in flight"]
+    done, elapsed_s = len(progress.records), progress.watch.elapsed_s
+    rate = [f"{done / elapsed_s:.2f}/s"] if elapsed_s else []
+    parts = [progress.load.name, f"{done}{total} done", *rate, f"{progress.watch.now_in_flight} in flight"]
     return " · ".join([*parts, *told, *([f"{failed} failed"] if failed else [])])

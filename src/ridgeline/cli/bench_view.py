@@ -156,7 +156,14 @@ def _capacity(capacity: dict[str, Any]) -> str:
     best, missed = capacity["rate"], capacity["missed_at"]
     if best is None:
         return f"the SLO is not met at any rate that was tried, down to {missed:g} requests/s"
-    return f"the SLO is met up to {best:g} requests/s" + (f", and missed at {missed:g}" if missed else "")
+    sure = "" if capacity["verdict"] == "pass" else f" ({_doubt(capacity['more_requests'])})"
+    return f"the SLO is met up to {best:g} requests/s{sure}" + (f", and missed at {missed:g}" if missed else "")
+
+
+def _doubt(more_requests: int | None) -> str:
+    if more_requests is None:
+        return "on so few requests that it may be luck"
+    return f"on so few requests that it may be luck: {more_requests:,} more without a miss would make 99 % sure"
 
 
 def stored(what: str, runs: list[str], as_json: bool) -> int:

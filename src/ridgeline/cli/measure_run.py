@@ -64,6 +64,7 @@ class _Run:
     loaded: Loaded | None
     together: list[Record]
     duration_s: float
+    num_busy: int  # slots of llama.cpp that others used when it began
 
 
 @contextlib.contextmanager
@@ -118,6 +119,7 @@ async def _experiment(url: str, settings: Settings, options: Options, progress: 
     start = time.monotonic()
     async with connect(endpoint, timeout_s=options.timeout_s) as client:
         loaded = loaded_model(await _running(client), endpoint.model)
+        num_busy = await _num_busy_slots(client)
         experiment = Experiment(
             endpoint,
             client.stream,
@@ -146,6 +148,7 @@ async def _experiment(url: str, settings: Settings, options: Options, progress: 
         loaded=loaded,
         together=together,
         duration_s=time.monotonic() - start,
+        num_busy=num_busy,
     )
 
 
@@ -171,6 +174,12 @@ async def _running(client: Client) -> Any:
         return None
 
 
+async def _num_busy_slots(client: Client) -> int:
+    """Of llama.cpp, which tells unless it was started with --no-slots."""
+    slots = await client.get("/slots") if client.endpoint.kind == "llamacpp" else None
+    return sum(bool(slot.get("is_processing")) for slot in slots) if isinstance(slots, list) else 0
+
+
 def _forgive_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None:
@@ -189,7 +198,7 @@ def _conclude(done: _Run, options: Options) -> Latency:
         findings=findings,
         roofline=roofline,
         limit_reason=reason,
-        causes=find_causes(done.endpoint, findings, done.loaded, roofline, done.together),
+        causes=find_causes(done.endpoint, findings, done.loaded, roofline, done.together, num_busy=done.num_busy),
         duration_s=done.duration_s,
     )
 

@@ -26,15 +26,26 @@ def find_causes(
     roofline: Roofline | None,
     together: Sequence[Record] = (),
     now: datetime | None = None,
+    num_busy: int = 0,
 ) -> list[str]:
-    """`together`: requests that were sent at once (`why` sends two). `now` is compared with when Ollama unloads."""
+    """`together`: requests that were sent at once (`why` sends two). `now` is compared with when Ollama unloads.
+    `num_busy`: requests of others that were answered when the measurement began."""
     return [
+        *_others(num_busy),
         *_outside_gpu(loaded),
         *_reloads(findings, loaded, now or datetime.now(UTC)),
         *_one_slot(endpoint, together),
         *_thinking(findings),
         *_context(loaded, roofline),
     ]
+
+
+def _others(num_busy: int) -> Iterator[str]:
+    if num_busy:
+        yield (
+            f"When the measurement began, the server was busy with {num_busy} request{'s' * (num_busy > 1)} of others: "
+            "what they took is missing from these figures. Measure again when it is idle."
+        )
 
 
 def _outside_gpu(loaded: Loaded | None) -> Iterator[str]:
