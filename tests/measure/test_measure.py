@@ -226,7 +226,8 @@ def test_a_model_is_served_and_measured(tmp_path, capsys):
     result = json.loads(capsys.readouterr().out)
     assert result["server"] == "ridgeline"
     assert (result["dtype"], result["cache"], result["token_source"]) == ("fp32", "cold", "usage")
-    assert [point["prompt_tokens"] for point in result["points"]] == pytest.approx([256, 512], rel=0.05)
+    # a unique line takes 27 to 39 tokens of so small a vocabulary
+    assert [point["prompt_tokens"] for point in result["points"]] == pytest.approx([256, 512], abs=30)
     assert all(point["cached_tokens"] == 0 and point["failed"] == 0 for point in result["points"])
     if result["tpot_median_s"]:  # a model this small may give its tokens at once
         assert result["efficiency"] > 0
