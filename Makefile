@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/*.cpp native/*.h native/CMakeLists.txt CMakeLists.txt)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 
-.PHONY: setup demo test test-full lint types verify clean
+.PHONY: setup demo test test-full lint types verify sanitize clean
 
 setup: $(VENV)/.installed
 
@@ -39,6 +39,17 @@ test-full: lint types
 
 verify: setup
 	$(BIN)/python benchmarks/verify.py $(MODEL)
+
+# The native core with the address and undefined-behaviour sanitizers, in a build of its own, under the tests that reach
+# into it. -S: the editable install would put its own core in front.
+SANITIZED := build/sanitize
+sanitize: setup
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --upgrade --target $(SANITIZED)/site \
+	    -C build-dir=$(SANITIZED)/cmake -C cmake.define.RIDGELINE_SANITIZE=address,undefined .
+	LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so):$$($(CXX) -print-file-name=libstdc++.so) \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
+	    PYTHONPATH=$(SANITIZED)/site:$$($(BIN)/python -c "import site; print(':'.join(site.getsitepackages()))") \
+	    $(BIN)/python -S -m pytest -x tests/native tests/executors/test_native.py tests/executors/test_pages.py
 
 clean:
 	rm -rf build $(VENV)/.installed
