@@ -196,7 +196,7 @@ def test_directory_and_gguf_file_hold_the_very_same_weights_and_vocabulary(part,
     source.mkdir()
     tokenizer = making._made_up_tokenizer(spec.vocab_size)
     making._write_checkpoint(source, config, spec, random_weights(spec), tokenizer)
-    making._write_gguf(tmp_path / "model.gguf", source)
+    making.write_gguf(tmp_path / "model.gguf", source)
     reread = []
     for path in (source, tmp_path / "model.gguf"):
         files = resolve_model(str(path))
