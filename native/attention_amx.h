@@ -1,92 +1,120 @@
-// bf16 attention of many rows by AMX tiles: the rows of one page of positions, a query head at a time. Same softmax and
-// same order of sums as kernels_attention.h, hence the same bits; few rows, odd head sizes and sliding
-// windows go by Vec.
+// bf16 attention by AMX tiles. tdpbf16ps adds in the order that kernels_attention.h follows, hence the same bits.
 //
-// A page of K is head_dim / 32 tiles of [16 pairs][16 keys][2]; a page of V is read as tiles of [8 pairs of keys][16][2].
+// Up to 32 queries, two pages of a block or two tiles of the head dimension share four accumulators; K and V stand in
+// the pages as the tiles that they are. Head sizes that are no multiple of 32 go by Vec.
 #pragma once
 #include <immintrin.h>
+
+#include <initializer_list>
 
 #include "kernels_attention.h"
 #include "tiles_amx.h"
 
 namespace ridgeline::RIDGELINE_ISA {
 
-constexpr int kMinTileRows = 4;  // below, tiles are mostly empty
+// Tiles 0..3 accumulate (queries x keys or dimensions: 00 01 10 11), 4 and 5 hold queries or weights, 6 and 7 K or V.
+struct ByTiles {
+  using Element = uint16_t;
 
-struct TileHead {
-  Softmax softmax;
-  alignas(64) float out[kTileRows][kMaxHeadDim];
-  const uint16_t* q;
+  static void prepare(int num_queries) {
+    const int upper = num_queries < kTileRows ? num_queries : kTileRows, lower = num_queries - upper;
+    TileConfig config;
+    for (int tile : {0, 1, 4}) config.set(tile, upper, 64);
+    if (lower > 0)
+      for (int tile : {2, 3, 5}) config.set(tile, lower, 64);
+    for (int tile : {6, 7}) config.set(tile, kTileRows, 64);
+    config.load();
+  }
+  static void release() { _tile_release(); }
+
+  static void score(const Operands<uint16_t>& o, Block<uint16_t>& b, int num_queries, Keys keys) {
+    for (int key = keys.begin; key < keys.end; key += kPageSize) {
+      float* scores = b.scores[0] + key - keys.begin;
+      if (num_queries > kTileRows) {
+        score_page<true>(o, key, scores);
+      } else {
+        score_page<false>(o, key, scores);
+      }
+    }
+  }
+
+  static void add(const Operands<uint16_t>& o, const Block<uint16_t>& b, const AttentionState& state, int num_queries,
+                  Keys keys) {
+    for (int d = 0; d < state.padded_dim; d += 2 * kLanes) {
+      if (num_queries > kTileRows) {
+        add_dimensions<true>(o, b, state, d, keys);
+      } else {
+        add_dimensions<false>(o, b, state, d, keys);
+      }
+    }
+  }
+
+ private:
+  template <bool kTwoTiles>
+  static inline void score_page(const Operands<uint16_t>& o, int key, float* scores) {
+    const uint16_t *queries = o.query(0), *keys0 = o.keys(key), *keys1 = o.keys(key + kLanes);
+    const size_t query_bytes = o.a.head_dim * sizeof(uint16_t);
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (kTwoTiles) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    for (int d = 0; d < o.a.head_dim; d += kBf16Tile) {
+      _tile_loadd(6, keys0 + d * kLanes, 64);
+      _tile_loadd(7, keys1 + d * kLanes, 64);
+      _tile_loadd(4, queries + d, query_bytes);
+      multiply<kTwoTiles>(queries + kTileRows * o.a.head_dim + d, query_bytes);
+    }
+    store_sums<kTwoTiles>(scores, kBlockKeys);
+  }
+
+  template <bool kTwoTiles>
+  static inline void add_dimensions(const Operands<uint16_t>& o, const Block<uint16_t>& b, const AttentionState& state,
+                                    int d, Keys keys) {
+    constexpr size_t kWeightBytes = sizeof(b.weights[0]);
+    const size_t out_bytes = state.padded_dim * sizeof(float);
+    _tile_loadd(0, state.row(0) + d, out_bytes);
+    _tile_loadd(1, state.row(0) + d + kLanes, out_bytes);
+    if constexpr (kTwoTiles) {
+      _tile_loadd(2, state.row(kTileRows) + d, out_bytes);
+      _tile_loadd(3, state.row(kTileRows) + d + kLanes, out_bytes);
+    }
+    for (int key = keys.begin; key < keys.end; key += kPageSize) {
+      _tile_loadd(6, o.values(key, d), 64);
+      _tile_loadd(7, o.values(key, d + kLanes), 64);
+      _tile_loadd(4, b.weights[0] + key - keys.begin, kWeightBytes);
+      multiply<kTwoTiles>(b.weights[kTileRows] + key - keys.begin, kWeightBytes);
+    }
+    store_sums<kTwoTiles>(state.row(0) + d, state.padded_dim);
+  }
+
+  template <bool kTwoTiles>
+  static inline void multiply(const uint16_t* lower, size_t lower_bytes) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kTwoTiles) {
+      _tile_loadd(5, lower, lower_bytes);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+
+  template <bool kTwoTiles>
+  static inline void store_sums(float* to, int stride) {
+    const size_t bytes = stride * sizeof(float);
+    _tile_stored(0, to, bytes);
+    _tile_stored(1, to + kLanes, bytes);
+    if constexpr (kTwoTiles) {
+      _tile_stored(2, to + kTileRows * stride, bytes);
+      _tile_stored(3, to + kTileRows * stride + kLanes, bytes);
+    }
+  }
 };
 
-// Tiles: 0 accumulates, 4 holds queries, 5 weights, 6 keys, 7 values.
-static inline void configure_attention_tiles(int rows) {
-  TileConfig config;
-  config.set(0, rows, 64);
-  config.set(4, rows, 64);
-  config.set(5, rows, 32);
-  config.set(6, kTileRows, 64);
-  config.set(7, kPageSize / 2, 64);
-  config.load();
-}
-
-static inline void tile_page(const AttentionArgs& a, TileHead& h, int rows, int page, int page_index, int kv_head) {
-  const auto* keys = reinterpret_cast<const uint16_t*>(a.kv.k_at(page, kv_head));
-  const auto* values = reinterpret_cast<const uint16_t*>(a.kv.v_at(page, kv_head));
-  alignas(64) float raw[kTileRows][kPageSize];
-  _tile_zero(0);
-  for (int d = 0; d < a.head_dim; d += kBf16Tile) {
-    _tile_loadd(4, h.q + d, a.q_stride * sizeof(uint16_t));
-    _tile_loadd(6, keys + d * kPageSize, 64);
-    _tile_dpbf16ps(0, 4, 6);
-  }
-  _tile_stored(0, raw, 64);
-
-  Vec scores[kTileRows];
-  for (int r = 0; r < rows; ++r) scores[r] = load(raw[r]);
-  enter_page(h.softmax, rows, page_index, a.scale, scores);
-  alignas(64) uint16_t weights[kTileRows][kPageSize];
-  for (int r = 0; r < rows; ++r) {
-    store_bf16(weights[r], round_to_bf16(scores[r]));
-    shrink_output(h.out[r], h.softmax.shrink[r], a.head_dim);
-  }
-  _tile_loadd(5, weights, 32);
-  for (int d = 0; d < a.head_dim; d += kLanes) {
-    _tile_loadd(0, &h.out[0][d], sizeof(h.out[0]));
-    _tile_loadd(7, values + 2 * d, a.head_dim * 2 * sizeof(uint16_t));
-    _tile_dpbf16ps(0, 5, 7);
-    _tile_stored(0, &h.out[0][d], sizeof(h.out[0]));
-  }
-}
-
-static void attend_head_by_tiles(const AttentionArgs& a, const int32_t* block_table, int kv_head, int head,
-                                 int row_begin, int rows) {
-  TileHead h;
-  h.q = row_of<uint16_t>(a.q, a.q_stride, row_begin) + head * a.head_dim;
-  for (int r = 0; r < rows; ++r) {
-    h.softmax.start(r, a.positions[row_begin + r], a.window);
-    std::memset(h.out[r], 0, sizeof(float) * a.head_dim);
-  }
-  const int page_end = (h.softmax.end_key[rows - 1] - 1) / kPageSize + 1;
-  for (int index = 0; index < page_end; ++index) {
-    if (index + 1 < page_end) prefetch_page(a.kv, block_table[index + 1], kv_head);
-    tile_page(a, h, rows, block_table[index], index, kv_head);
-  }
-  for (int r = 0; r < rows; ++r)
-    store_output(a, (row_begin + r) * a.out_stride + head * a.head_dim, h.out[r], h.softmax.sum[r], a.head_dim);
-}
-
-static void attend_by_tiles(const AttentionArgs& a, const int32_t* block_table, int kv_head, int row_begin,
-                            int row_end) {
-  const int rows = row_end - row_begin;
-  const bool one_page = a.positions[row_begin] / kPageSize == a.positions[row_end - 1] / kPageSize;
-  if (rows < kMinTileRows || !one_page || a.head_dim % kBf16Tile != 0 || a.window > 0)
-    return attend<Bf16Attention>(a, block_table, kv_head, row_begin, row_end);
-  configure_attention_tiles(rows);
-  const int group = a.num_heads / a.kv.num_kv_heads;
-  for (int head = kv_head * group; head < (kv_head + 1) * group; ++head)
-    attend_head_by_tiles(a, block_table, kv_head, head, row_begin, rows);
-  _tile_release();
+static void attend_by_tiles(const AttentionArgs& a, const AttentionTask& t) {
+  if (a.head_dim % kBf16Tile != 0) return attend_bf16(a, t);
+  attend<ByTiles>(a, t);
 }
 
 }  // namespace ridgeline::RIDGELINE_ISA

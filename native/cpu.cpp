@@ -40,7 +40,7 @@ bool has_amx() {
 bool supported(const Kernels* k) {
   if (!k) return false;
 #if defined(__x86_64__)
-  if (!std::strcmp(k->name, "amx")) return has_avx512vnni() && has_amx();
+  if (!std::strcmp(k->name, "amx")) return has_avx512vnni() && __builtin_cpu_supports("avx512bf16") && has_amx();
   if (!std::strcmp(k->name, "avx512vnni")) return has_avx512vnni();
   if (!std::strcmp(k->name, "avx512")) return has_avx512();
   if (!std::strcmp(k->name, "avx2"))

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 #include "checks.h"
 #include "executor_shares.h"
@@ -11,6 +12,8 @@
 namespace ridgeline {
 
 namespace {
+
+constexpr int kTasksPerThread = 8;  // of attention: with fewer, long contexts are split
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -76,12 +79,11 @@ void Executor::copy_plan(const Step& s) {
   block_table_width_ = s.block_table_width;
   want_logits_ = s.want_logits;
 
-  const size_t rows = token_ids_.size(), logit_rows = logit_rows_.size();
-  find_stale_slots();
-  cos_.resize(rows * shape_.inverse_frequencies.size());
-  sin_.resize(cos_.size());
+  list_page_rows();
   list_attention_tasks();
+  extend_rotations();
 
+  const size_t logit_rows = logit_rows_.size();
   result_.token_ids.assign(logit_rows, kNoToken);
   result_.logprobs.assign(logit_rows, std::nanf(""));
   result_.top_ids.assign(logit_rows * kMaxTopLogprobs, kNoToken);
@@ -91,38 +93,77 @@ void Executor::copy_plan(const Step& s) {
   result_.logits.resize(want_logits_ ? logit_rows * shape_.vocab : 0);
 }
 
-// The first row that a sequence stores in a page it has just been given clears the slots behind its rows there.
-void Executor::find_stale_slots() {
-  stale_from_.assign(slots_.size(), kPageSize);
+// The first row that a sequence stores in a page it has just been given clears the slots from there on.
+void Executor::list_page_rows() {
+  clears_.assign(slots_.size(), 0);
+  page_rows_.clear();
   for (size_t i = 0; i + 1 < query_start_.size(); ++i)
-    for (int row = query_start_[i]; row < query_start_[i + 1]; ++row) {
+    for (int row = query_start_[i]; row < query_start_[i + 1];) {
       const int page = slots_[row] / kPageSize, offset = slots_[row] % kPageSize;
       const bool copied = row == query_start_[i] && std::find(copied_pages_.begin(), copied_pages_.end(), page) !=
                                                         copied_pages_.end();
-      if (offset == 0 || copied) stale_from_[row] = std::min(kPageSize, offset + query_start_[i + 1] - row);
+      clears_[row] = offset == 0 || copied;
+      const int end = std::min(row + kPageSize - offset, query_start_[i + 1]);
+      page_rows_.push_back({row, end});
+      row = end;
     }
   copied_pages_.clear();
 }
 
 void Executor::list_attention_tasks() {
   attention_tasks_.clear();
-  for (int i = 0; i + 1 < static_cast<int>(query_start_.size()); ++i)
-    for (int row = query_start_[i], end; row < query_start_[i + 1]; row = end) {
-      // rows of one page see the same pages, as tiles want it
-      end = std::min(row + kPageSize - positions_[row] % kPageSize, query_start_[i + 1]);
-      for (int head = 0; head < shape_.num_kv_heads; ++head) attention_tasks_.push_back({i, head, row, end});
-    }
+  merge_tasks_.clear();
+  const int group = shape_.num_heads / shape_.num_kv_heads;
+  for (int i = 0; i + 1 < static_cast<int>(query_start_.size()); ++i) {
+    const int32_t* block_table = block_tables_.data() + static_cast<size_t>(i) * block_table_width_;
+    const int end = query_start_[i + 1] * group;
+    for (int query = query_start_[i] * group; query < end; query += kMaxQueries)
+      for (int head = 0; head < shape_.num_kv_heads; ++head)
+        attention_tasks_.push_back({block_table, head, query, std::min(query + kMaxQueries, end)});
+  }
+  if (static_cast<int>(attention_tasks_.size()) < kTasksPerThread * pool_.size()) split_attention_tasks();
   // the longest contexts first, so that none is left over for the end
   std::stable_sort(attention_tasks_.begin(), attention_tasks_.end(), [&](const auto& a, const auto& b) {
-    return positions_[a.row_end - 1] > positions_[b.row_end - 1];
+    return positions_[(a.query_end - 1) / group] > positions_[(b.query_end - 1) / group];
   });
+}
+
+// Gives each split of a long context to a task of its own; merge_tasks_ put their results together.
+void Executor::split_attention_tasks() {
+  const int group = shape_.num_heads / shape_.num_kv_heads;
+  const size_t state_floats = attention_state_floats(shape_.head_dim);
+  size_t num_states = 0;
+  const auto is_long = [&](const AttentionTask& t) { return positions_[(t.query_end - 1) / group] >= kSplitKeys; };
+  const auto first_long = std::stable_partition(attention_tasks_.begin(), attention_tasks_.end(), std::not_fn(is_long));
+  for (auto t = first_long; t != attention_tasks_.end(); ++t) {
+    t->num_splits = positions_[(t->query_end - 1) / group] / kSplitKeys + 1;
+    num_states += t->num_splits;
+  }
+  merge_tasks_.assign(first_long, attention_tasks_.end());
+  attention_tasks_.erase(first_long, attention_tasks_.end());
+
+  if (attention_states_.bytes() < num_states * state_floats * sizeof(float))
+    attention_states_ = Memory(num_states * state_floats * sizeof(float));
+  float* states = attention_states_.as<float>();
+  for (AttentionTask& t : merge_tasks_) {
+    t.states = states;
+    for (int split = 0; split < t.num_splits; ++split, states += state_floats)
+      attention_tasks_.push_back({t.block_table, t.kv_head, t.query_begin, t.query_end, states, split});
+  }
+}
+
+void Executor::extend_rotations() {
+  constexpr int kPositions = 64;  // at a time, so that decoding rarely computes any
+  rotated_from_ = rotated_to_;
+  rotated_to_ = std::max(rotated_to_, round_up(*std::max_element(positions_.begin(), positions_.end()) + 1, kPositions));
+  rotations_.resize(rotated_to_ * 2 * rotation_stride());
 }
 
 void Executor::submit(const Step& step) {
   check(step);
   copy_plan(step);
   const size_t logit_blocks = ceil_div(static_cast<int>(logit_rows_.size()), kLogitRows);
-  const size_t loops = 1 + ops_.size() * (1 + logit_blocks) + logit_blocks;
+  const size_t loops = 1 + 2 * ops_.size() * (1 + logit_blocks) + logit_blocks;
   if (counters_.size() < loops) counters_ = std::vector<std::atomic<int>>(loops);
   for (auto& c : counters_) c.store(0, std::memory_order_relaxed);
   op_seconds_.resize(ops_.size());
@@ -149,7 +190,7 @@ void Executor::run(int thread) {
     if (profiling_ && thread == 0) op_seconds_[op] += now_s() - start;
   };
   const int rows = static_cast<int>(token_ids_.size()), logit_rows = static_cast<int>(logit_rows_.size());
-  prepare_rotations(shares);
+  compute_rotations(shares);
   size_t op = 0;
   for (; op < ops_.size() && ops_[op].kind != Kind::kGather; ++op) run_timed(op, rows, 0);
   for (int first = 0; first < logit_rows; first += kLogitRows) {
@@ -167,19 +208,21 @@ void Executor::run_op(Shares& shares, const Op& op, int rows, int first_logit_ro
     case Kind::kQuantize: return quantize(shares, op, rows);
     case Kind::kMatmul:
     case Kind::kLogits: return matmul(shares, op, rows);
-    case Kind::kRopeStore: return rope_store(shares, op, rows);
+    case Kind::kRopeStore: return rope_store(shares, op);
     case Kind::kAttention: return attention(shares, op);
     case Kind::kGather: return gather(shares, op, rows, first_logit_row);
   }
 }
 
-void Executor::prepare_rotations(Shares& shares) {
-  const size_t half = shape_.inverse_frequencies.size();
-  shares.run(static_cast<int>(positions_.size()), [&](int row) {
-    for (size_t i = 0; i < half; ++i) {
-      const float angle = static_cast<float>(positions_[row]) * shape_.inverse_frequencies[i];
-      cos_[row * half + i] = static_cast<float>(std::cos(static_cast<double>(angle)));
-      sin_[row * half + i] = static_cast<float>(std::sin(static_cast<double>(angle)));
+void Executor::compute_rotations(Shares& shares) {
+  if (rotated_from_ == rotated_to_) return;
+  shares.run(rotated_to_ - rotated_from_, [&](int task) {
+    const int position = rotated_from_ + task;
+    float* cos = rotations_.data() + position * 2 * rotation_stride();
+    for (size_t i = 0; i < shape_.inverse_frequencies.size(); ++i) {
+      const double angle = static_cast<float>(position) * shape_.inverse_frequencies[i];
+      cos[i] = static_cast<float>(std::cos(angle));
+      cos[i + rotation_stride()] = static_cast<float>(std::sin(angle));
     }
   });
 }
@@ -190,31 +233,31 @@ KvLayer Executor::kv_layer(int layer) const {
   return {k, k + k_bytes, page_bytes(), k_head_bytes_, v_head_bytes_, shape_.num_kv_heads};
 }
 
-void Executor::rope_store(Shares& shares, const Op& op, int rows) {
+void Executor::rope_store(Shares& shares, const Op& op) {
   const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
   const RopeArgs args{in.row(0),
                       in.stride,
-                      cos_.data(),
-                      sin_.data(),
+                      rotations_.data(),
+                      rotation_stride(),
+                      positions_.data(),
                       slots_.data(),
-                      stale_from_.data(),
+                      clears_.data(),
                       op.vector < 0 ? nullptr : vectors_[op.vector].as<float>(),
                       op.second_vector < 0 ? nullptr : vectors_[op.second_vector].as<float>(),
                       shape_.norm_eps,
                       out.data(),
-                      out.stride,
+                      q_head_stride(),
                       shape_.num_heads,
                       shape_.head_dim,
                       kv_layer(op.layer)};
   const auto kernel = kv_format_ == Format::kBf16 ? kernels_.rope_bf16 : kernels_.rope_f32;
-  constexpr int kRows = 4;
-  shares.run(ceil_div(rows, kRows), [&](int task) { kernel(args, task * kRows, std::min(rows, (task + 1) * kRows)); });
+  shares.run(static_cast<int>(page_rows_.size()), [&](int i) { kernel(args, page_rows_[i].begin, page_rows_[i].end); });
 }
 
 void Executor::attention(Shares& shares, const Op& op) {
   const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
   const AttentionArgs args{in.data(),
-                           in.stride,
+                           q_head_stride(),
                            out.data(),
                            out.stride,
                            positions_.data(),
@@ -225,11 +268,9 @@ void Executor::attention(Shares& shares, const Op& op) {
                            kv_layer(op.layer),
                            out.format};
   const auto kernel = kv_format_ == Format::kBf16 ? kernels_.attend_bf16 : kernels_.attend_f32;
-  shares.run(static_cast<int>(attention_tasks_.size()), [&](int i) {
-    const AttentionTask& task = attention_tasks_[i];
-    kernel(args, block_tables_.data() + static_cast<size_t>(task.sequence) * block_table_width_, task.kv_head,
-           task.row_begin, task.row_end);
-  });
+  shares.run(static_cast<int>(attention_tasks_.size()), [&](int i) { kernel(args, attention_tasks_[i]); });
+  if (merge_tasks_.empty()) return;
+  shares.run(static_cast<int>(merge_tasks_.size()), [&](int i) { kernels_.merge_splits(args, merge_tasks_[i]); });
 }
 
 void Executor::gather(Shares& shares, const Op& op, int rows, int first_logit_row) {

@@ -141,8 +141,8 @@ class Executor {
     void* data() const { return memory.as<void>(); }
     float* row(size_t r) const { return memory.as<float>() + r * stride; }  // of an fp32 buffer
   };
-  struct AttentionTask {
-    int sequence, kv_head, row_begin, row_end;
+  struct RowRange {
+    int begin, end;
   };
 
   class Shares;
@@ -150,11 +150,13 @@ class Executor {
   void require_product(int source, int matrix, int out, int column, Epilogue epilogue) const;
   void check(const Step& step) const;
   void copy_plan(const Step& step);
-  void find_stale_slots();
+  void list_page_rows();
   void list_attention_tasks();
+  void split_attention_tasks();
+  void extend_rotations();
   void run(int thread);
   void run_op(Shares& shares, const Op& op, int rows, int first_logit_row);
-  void prepare_rotations(Shares& shares);
+  void compute_rotations(Shares& shares);
   void embed(Shares& shares, const Op& op, int rows);
   void norm(Shares& shares, const Op& op, int rows);
   void norm_rows(const Op& op, float* scratch, int row_begin, int row_end);
@@ -163,13 +165,17 @@ class Executor {
   void matmul(Shares& shares, const Op& op, int rows);
   template <class Args>
   void run_product(Shares& shares, const Args& args, ProductKernel<Args> kernel, int rows);
-  void rope_store(Shares& shares, const Op& op, int rows);
+  void rope_store(Shares& shares, const Op& op);
   void attention(Shares& shares, const Op& op);
   void gather(Shares& shares, const Op& op, int rows, int first_logit_row);
   void report_rows(Shares& shares, const Op& logits, int rows, int first_logit_row);
   void report_row(int row, float* logits);
   void report_token(int row, const float* logits, float log_sum_exp, int token, int num_top);
   KvLayer kv_layer(int layer) const;
+  size_t q_head_stride() const {
+    return token_ids_.size() * (shape_.num_heads / shape_.num_kv_heads) * shape_.head_dim;
+  }
+  size_t rotation_stride() const { return (shape_.inverse_frequencies.size() + kLanes - 1) / kLanes * kLanes; }
   double row_bytes(int buffer) const;
   OpWork product_work(const char* kind, const Op& op) const;
   OpWork row_work(const char* kind, std::initializer_list<int> buffers) const;
@@ -190,13 +196,18 @@ class Executor {
   std::vector<SamplerSlot> sampler_;
 
   std::vector<int> copied_pages_;  // since the last step
+  std::vector<float> rotations_;   // see RopeArgs; of all positions that a step has reached
+  int rotated_from_ = 0, rotated_to_ = 0;  // positions that this step adds to them
 
   // The step under way.
-  std::vector<int32_t> token_ids_, positions_, slots_, stale_from_, query_start_, block_tables_;
+  std::vector<int32_t> token_ids_, positions_, slots_, query_start_, block_tables_;
+  std::vector<uint8_t> clears_;        // [T]: see RopeArgs
+  std::vector<RowRange> page_rows_;    // rows that are stored in one page
   std::vector<int32_t> logit_rows_, sampler_slots_, score_ids_, score_top_;
   int block_table_width_ = 0;
-  std::vector<float> cos_, sin_;
   std::vector<AttentionTask> attention_tasks_;
+  std::vector<AttentionTask> merge_tasks_;  // of the queries whose splits are tasks of their own
+  Memory attention_states_;
   bool want_logits_ = false;
   StepResult result_;
   bool under_way_ = false;

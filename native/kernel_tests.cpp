@@ -73,9 +73,9 @@ void reference_matmul(const std::string& dtype, Array2 input, Array2 weights, Ar
 
 // The store into pages and the attention over them, for one sequence. qkv [rows, (heads + 2 kv_heads) * head_dim] is
 // rotated by position; the rows stand at `first_position` and after. `pages` [num_pages, kv_heads, 2, page bytes / 4]
-// persists between calls. out [rows, heads * head_dim].
-void attention(const std::string& isa, const std::string& dtype, int heads, int kv_heads, int window, int first_position,
-               Array2 qkv, Array1 inverse_frequencies, Ints block_table, Array3 pages, Array2 out) {
+// persists between calls. `split`: a task per split, whose states are merged. out [rows, heads * head_dim].
+void attention(const std::string& isa, const std::string& dtype, int heads, int kv_heads, int window, bool split,
+               int first_position, Array2 qkv, Array1 inverse_frequencies, Ints block_table, Array3 pages, Array2 out) {
   const Kernels& kernels = kernels_by_name(isa.c_str());
   const bool bf16 = parse(dtype) == Format::kBf16;
   const int rows = qkv.shape(0), head_dim = qkv.shape(1) / (heads + 2 * kv_heads), half = head_dim / 2;
@@ -85,27 +85,46 @@ void attention(const std::string& isa, const std::string& dtype, int heads, int 
   if (pages.size() * sizeof(float) < num_pages * kv_heads * (k_bytes + v_bytes))
     throw std::invalid_argument("pages are too small");
   const KvLayer kv{base, base + kv_heads * k_bytes, kv_heads * (k_bytes + v_bytes), k_bytes, v_bytes, kv_heads};
-  std::vector<int32_t> slots(rows), positions(rows), stale_from(rows, kPageSize);
-  std::vector<float> cos(rows * half), sin(rows * half);
+  const int rotation_stride = round_up(half, kLanes), group = heads / kv_heads;
+  std::vector<int32_t> slots(rows), positions(rows);
+  std::vector<uint8_t> clears(rows);
+  std::vector<float> rotations(static_cast<size_t>(first_position + rows) * 2 * rotation_stride);
   std::vector<char> q(element * rows * heads * head_dim);
   for (int r = 0; r < rows; ++r) {
     positions[r] = first_position + r;
     slots[r] = block_table.data()[positions[r] / kPageSize] * kPageSize + positions[r] % kPageSize;
-    if (positions[r] % kPageSize == 0) stale_from[r] = std::min(kPageSize, rows - r);
+    clears[r] = positions[r] % kPageSize == 0;
+    float* cos = rotations.data() + static_cast<size_t>(positions[r]) * 2 * rotation_stride;
     for (int i = 0; i < half; ++i) {
-      cos[r * half + i] = std::cos(positions[r] * inverse_frequencies.data()[i]);
-      sin[r * half + i] = std::sin(positions[r] * inverse_frequencies.data()[i]);
+      cos[i] = std::cos(positions[r] * inverse_frequencies.data()[i]);
+      cos[i + rotation_stride] = std::sin(positions[r] * inverse_frequencies.data()[i]);
     }
   }
-  const size_t q_width = static_cast<size_t>(heads) * head_dim;
-  const RopeArgs rope{qkv.data(), qkv.shape(1), cos.data(), sin.data(), slots.data(), stale_from.data(), nullptr, nullptr,
-                      0, q.data(), q_width, heads, head_dim, kv};
-  const AttentionArgs args{q.data(), q_width, out.data(), q_width, positions.data(), heads, head_dim, window,
+  const size_t q_width = static_cast<size_t>(heads) * head_dim, q_head_stride = static_cast<size_t>(rows) * group * head_dim;
+  const RopeArgs rope{qkv.data(), qkv.shape(1), rotations.data(), static_cast<size_t>(rotation_stride), positions.data(),
+                      slots.data(), clears.data(), nullptr, nullptr, 0, q.data(), q_head_stride, heads, head_dim, kv};
+  const AttentionArgs args{q.data(), q_head_stride, out.data(), q_width, positions.data(), heads, head_dim, window,
                            1.0f / std::sqrt(static_cast<float>(head_dim)), kv, Format::kF32};
+  const auto attend = bf16 ? kernels.attend_bf16 : kernels.attend_f32;
+  const int num_splits = (first_position + rows - 1) / kSplitKeys + 1;
+  std::vector<float> states(split ? num_splits * attention_state_floats(head_dim) : 0);
   on_flushing_thread([&] {
     (bf16 ? kernels.rope_bf16 : kernels.rope_f32)(rope, 0, rows);
     for (int h = 0; h < kv_heads; ++h)
-      (bf16 ? kernels.attend_bf16 : kernels.attend_f32)(args, block_table.data(), h, 0, rows);
+      for (int first = 0; first < rows * group; first += kMaxQueries) {
+        AttentionTask task{block_table.data(), h, first, std::min(first + kMaxQueries, rows * group)};
+        if (!split) {
+          attend(args, task);
+          continue;
+        }
+        for (task.split = 0; task.split < num_splits; ++task.split) {
+          task.states = states.data() + task.split * attention_state_floats(head_dim);
+          attend(args, task);
+        }
+        task.states = states.data();
+        task.num_splits = num_splits;
+        kernels.merge_splits(args, task);
+      }
   });
 }
 
@@ -148,8 +167,8 @@ void bind_kernel_tests(nb::module_& m) {
   t.def("matmul", &matmul, "isa"_a, "dtype"_a, "epilogue"_a, "input"_a, "weights"_a, "out"_a);
   bind_quant_tests(t);
   t.def("reference_matmul", &reference_matmul, "dtype"_a, "input"_a, "weights"_a, "out"_a);
-  t.def("attention", &attention, "isa"_a, "dtype"_a, "heads"_a, "kv_heads"_a, "window"_a, "first_position"_a, "qkv"_a,
-        "inverse_frequencies"_a, "block_table"_a, "pages"_a, "out"_a);
+  t.def("attention", &attention, "isa"_a, "dtype"_a, "heads"_a, "kv_heads"_a, "window"_a, "split"_a, "first_position"_a,
+        "qkv"_a, "inverse_frequencies"_a, "block_table"_a, "pages"_a, "out"_a);
   t.def("norm", &norm, "isa"_a, "dtype"_a, "eps"_a, "input"_a, "weight"_a, "out"_a);
   t.def("log_sum_exp", &log_sum_exp, "isa"_a, "values"_a);
   t.def(

@@ -10,9 +10,11 @@
 
 namespace ridgeline {
 
-constexpr int kLanes = 16;         // outputs in a weight block, keys in a page
-constexpr int kPageSize = 16;      // tokens in a KV page
+constexpr int kLanes = 16;         // outputs in a weight block
 constexpr int kBf16Tile = 32;      // inner length of one step of bf16 arithmetic (an AMX tile)
+constexpr int kPageSize = 32;      // tokens in a KV page: an inner length of weights @ V
+constexpr int kSplitKeys = 512;    // attention's state is begun anew every so many keys
+constexpr int kMaxQueries = 32;    // in one attention task
 constexpr int kMaxHeadDim = 512;
 
 enum class Format { kF32, kBf16 };
@@ -91,8 +93,9 @@ struct NormArgs {
 };
 
 // One layer's part of the pages, which stand page after page, each with all its layers, K before V, so that a page is
-// stored, loaded and copied whole. K: [kv head][head_dim / step][16 keys][step], step = 1 (f32) or 2 (bf16).
-// V: [kv head][16 / step][padded head_dim][step]. Slots without a token are zero.
+// stored, loaded and copied whole. Both are packed like weights, step = 1 (f32) or 2 (bf16): K as [kv head][32 / 16]
+// [head_dim / step][16 keys][step], V as [kv head][padded head_dim / 16][32 / step][16 dimensions][step]. Slots without
+// a token are zero.
 struct KvLayer {
   char* k;  // of page 0
   char* v;
@@ -108,24 +111,25 @@ struct KvLayer {
 struct RopeArgs {
   const float* qkv;  // [rows, qkv_stride]
   size_t qkv_stride;
-  const float* cos;  // [rows, head_dim / 2]
-  const float* sin;
-  const int32_t* slots;          // [rows]
-  const int32_t* stale_from;     // [rows]: slots of the row's page from this one on hold no token: they are cleared
-  const float* q_norm;           // [head_dim] or null
+  const float* rotations;  // [positions, 2, rotation_stride]: cosines, sines
+  size_t rotation_stride;
+  const int32_t* positions;  // [rows]
+  const int32_t* slots;      // [rows]
+  const uint8_t* clears;     // [rows]: the row's slot and those behind it in its page hold nothing of this sequence
+  const float* q_norm;       // [head_dim] or null
   const float* k_norm;
   float eps;
-  void* q;  // [rows, q_stride] in the pages' format
-  size_t q_stride;
+  void* q;  // [kv head][rows * query heads of a KV head][head_dim] in the pages' format
+  size_t q_head_stride;
   int num_heads;
   int head_dim;
   KvLayer kv;
 };
 
 struct AttentionArgs {
-  const void* q;  // [rows, q_stride] in the pages' format
-  size_t q_stride;
-  void* out;
+  const void* q;  // as RopeArgs has it; queries of a KV head are numbered row by row, by head within a row
+  size_t q_head_stride;
+  void* out;  // [rows, out_stride]
   size_t out_stride;
   const int32_t* positions;  // [rows]
   int num_heads;
@@ -134,6 +138,20 @@ struct AttentionArgs {
   float scale;
   KvLayer kv;
   Format out_format;
+};
+
+static constexpr int padded_head_dim(int head_dim) { return (head_dim + kLanes - 1) / kLanes * kLanes; }
+static constexpr size_t attention_state_floats(int head_dim) { return kMaxQueries * (2 + padded_head_dim(head_dim)); }
+
+// Queries of one sequence and one KV head, at most kMaxQueries. Alone, a task writes its queries' output. A context that
+// is split has a task per split that leaves a state in `states`, and one that merges num_splits of them into the output.
+struct AttentionTask {
+  const int32_t* block_table;
+  int kv_head;
+  int query_begin, query_end;
+  float* states = nullptr;  // of attention_state_floats each
+  int split = 0;
+  int num_splits = 0;
 };
 
 template <class Args>
@@ -148,9 +166,9 @@ struct Kernels {
   void (*norm)(const NormArgs&, int row_begin, int row_end);
   void (*rope_f32)(const RopeArgs&, int row_begin, int row_end);
   void (*rope_bf16)(const RopeArgs&, int row_begin, int row_end);
-  // Rows of one sequence whose pages `block_table` lists; one KV head and its query heads.
-  void (*attend_f32)(const AttentionArgs&, const int32_t* block_table, int kv_head, int row_begin, int row_end);
-  void (*attend_bf16)(const AttentionArgs&, const int32_t* block_table, int kv_head, int row_begin, int row_end);
+  void (*attend_f32)(const AttentionArgs&, const AttentionTask&);
+  void (*attend_bf16)(const AttentionArgs&, const AttentionTask&);
+  void (*merge_splits)(const AttentionArgs&, const AttentionTask&);
   // log(sum(exp(x))) over `count` finite values whose maximum is `max`; count is padded to 16 with -infinity.
   float (*log_sum_exp)(const float* x, int count, float max);
 };

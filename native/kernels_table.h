@@ -3,11 +3,12 @@
 #include "kernels_attention.h"
 #include "kernels_matmul.h"
 #include "kernels_quant.h"
+#include "kernels_rope.h"
 #include "kernels_rowwise.h"
 
 #ifndef RIDGELINE_MATMUL_BF16
 #define RIDGELINE_MATMUL_BF16 matmul<Bf16Product>
-#define RIDGELINE_ATTEND_BF16 attend<Bf16Attention>
+#define RIDGELINE_ATTEND_BF16 attend_bf16
 #endif
 #ifndef RIDGELINE_MATMUL_QUANT
 #define RIDGELINE_MATMUL_QUANT matmul_quant
@@ -17,8 +18,8 @@ namespace ridgeline::RIDGELINE_ISA {
 
 static const Kernels kTable = {
     RIDGELINE_ISA_NAME, matmul<F32Product>, RIDGELINE_MATMUL_BF16, RIDGELINE_MATMUL_QUANT, quantize,
-    norm,               rope<PagesF32>,     rope<PagesBf16>,       attend<F32Attention>,   RIDGELINE_ATTEND_BF16,
-    log_sum_exp,
+    norm,               rope<PagesF32>,     rope<PagesBf16>,       attend_f32,             RIDGELINE_ATTEND_BF16,
+    merge_splits,       log_sum_exp,
 };
 
 }  // namespace ridgeline::RIDGELINE_ISA

@@ -55,6 +55,14 @@ static inline Vec pow2_from_magic(Vec t) {
   return {half(t.lo), half(t.hi)};
 }
 
+static inline Vec scale_pow2(Vec x, Vec n) {
+  const auto half = [](__m256 v, __m256 by) {
+    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(by), _mm256_set1_epi32(127));
+    return _mm256_mul_ps(v, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+  };
+  return {half(x.lo, n.lo), half(x.hi, n.hi)};
+}
+
 static inline void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
   const __m256i lo = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   const __m256i hi = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
@@ -72,13 +80,6 @@ static inline void broadcast_pair(const uint16_t* p, Vec& even, Vec& odd) {
   odd = {o, o};
 }
 
-static inline void store_bf16(uint16_t* p, Vec rounded) {
-  const __m256i lo = _mm256_srli_epi32(_mm256_castps_si256(rounded.lo), 16);
-  const __m256i hi = _mm256_srli_epi32(_mm256_castps_si256(rounded.hi), 16);
-  const __m256i mixed = _mm256_packus_epi32(lo, hi);  // quarters lo0 hi0 lo1 hi1
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(mixed, 0b11011000));
-}
-
 static inline Vec round_to_bf16(Vec x) {
   const auto half = [](__m256 v) {
     const __m256i bits = _mm256_castps_si256(v);
@@ -90,6 +91,18 @@ static inline Vec round_to_bf16(Vec x) {
     return _mm256_blendv_ps(kept, quiet_nan, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
   };
   return {half(x.lo), half(x.hi)};
+}
+
+static inline void store_rounded(uint16_t* p, Vec x) {
+  const Vec rounded = round_to_bf16(x);
+  const __m256i lo = _mm256_srli_epi32(_mm256_castps_si256(rounded.lo), 16);
+  const __m256i hi = _mm256_srli_epi32(_mm256_castps_si256(rounded.hi), 16);
+  const __m256i mixed = _mm256_packus_epi32(lo, hi);  // quarters lo0 hi0 lo1 hi1
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(mixed, 0b11011000));
+}
+static inline void store_rounded(uint16_t* p, Vec a, Vec b) {
+  store_rounded(p, a);
+  store_rounded(p + 16, b);
 }
 
 static inline float reduce_add(Vec x) {
@@ -165,6 +178,12 @@ static inline Ints dot(Codes w, Quad x, Ints sum) {
     return _mm256_add_epi32(before, _mm256_add_epi32(even, odd));
   };
   return {half(w.lo, sum.lo), half(w.hi, sum.hi)};
+}
+
+static inline Vec max_of_each(const Vec (&rows)[16]) {
+  alignas(64) float maxima[16];
+  for (int i = 0; i < 16; ++i) maxima[i] = reduce_max(rows[i]);
+  return load(maxima);
 }
 
 // Sixteen registers hold half as many pairs of registers.

@@ -37,6 +37,8 @@ static inline Vec pow2_from_magic(Vec t) {
   return {_mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(0x3F800000)))};
 }
 
+static inline Vec scale_pow2(Vec x, Vec n) { return {_mm512_scalef_ps(x.v, n.v)}; }
+
 static inline void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
   const __m512i bits = _mm512_loadu_si512(p);
   even = {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16))};
@@ -50,11 +52,6 @@ static inline void broadcast_pair(const uint16_t* p, Vec& even, Vec& odd) {
   odd = {_mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(pair & 0xFFFF0000u)))};
 }
 
-static inline void store_bf16(uint16_t* p, Vec rounded) {
-  const __m512i upper = _mm512_srli_epi32(_mm512_castps_si512(rounded.v), 16);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(upper));
-}
-
 static inline Vec round_to_bf16(Vec x) {
   const __m512i bits = _mm512_castps_si512(x.v);
   const __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -62,6 +59,25 @@ static inline Vec round_to_bf16(Vec x) {
   const __m512i kept = _mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)));
   const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
   return {_mm512_castsi512_ps(_mm512_mask_mov_epi32(kept, nan, _mm512_set1_epi32(0x7FC00000)))};
+}
+
+static inline void store_rounded(uint16_t* p, Vec x) {
+#ifdef __AVX512BF16__
+  const auto rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v));
+#else
+  const __m512i upper = _mm512_srli_epi32(_mm512_castps_si512(round_to_bf16(x).v), 16);
+  const __m256i rounded = _mm512_cvtepi32_epi16(upper);
+#endif
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), rounded);
+}
+static inline void store_rounded(uint16_t* p, Vec a, Vec b) {
+#ifdef __AVX512BF16__
+  // in one store, so that loading them as a tile's row need not wait for two
+  _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b.v, a.v)));
+#else
+  store_rounded(p, a);
+  store_rounded(p + 16, b);
+#endif
 }
 
 static inline float reduce_add(Vec x) {
@@ -136,6 +152,22 @@ static inline Ints dot(Codes w, Quad x, Ints sum) {
   return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
 }
 #endif
+
+// Pairs of rows are folded into one register each time, so that 16 rows take 15 maxima.
+static inline Vec max_of_each(const Vec (&rows)[16]) {
+  __m512 quarters[8], four[4];  // of rows i and i + 4; of i, i + 4, i + 8, i + 12
+  for (int i = 0; i < 8; ++i) {
+    const __m512 a = rows[i + i / 4 * 4].v, b = rows[i + i / 4 * 4 + 4].v;
+    quarters[i] = _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+  }
+  for (int i = 0; i < 4; ++i) {
+    const __m512 a = quarters[i], b = quarters[i + 4];
+    four[i] = _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
+  }
+  const auto fold = [](__m512 a, __m512 b) { return _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); };
+  const __m512 a = fold(four[0], four[1]), b = fold(four[2], four[3]);
+  return {_mm512_max_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xEE))};
+}
 
 // Register blocks: rows x blocks accumulators must fit in 32 registers beside the operands.
 constexpr int kRowsF32 = 6, kRowsBf16 = 3, kBlocksFloat = 4, kRowsQuant = 4, kBlocksQuant = 2, kQueries = 8;

@@ -80,6 +80,11 @@ static inline Vec pow2_from_magic(Vec t) {
   return each_lane([&](int i) { return float_of((bits_of(t.v[i]) << 23) + 0x3F800000u); });
 }
 
+// x * 2^n for an integer n in -127..127; 2^-127 counts as zero.
+static inline Vec scale_pow2(Vec x, Vec n) {
+  return each_lane([&](int i) { return x.v[i] * float_of((static_cast<uint32_t>(static_cast<int32_t>(n.v[i])) + 127u) << 23); });
+}
+
 // 16 pairs of bf16 -> the first and the second of each pair, as fp32.
 static inline void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
   even = each_lane([&](int i) { return float_of(static_cast<uint32_t>(p[2 * i]) << 16); });
@@ -92,11 +97,6 @@ static inline void broadcast_pair(const uint16_t* p, Vec& even, Vec& odd) {
   odd = broadcast(float_of(static_cast<uint32_t>(p[1]) << 16));
 }
 
-// The upper halves of values that are already rounded.
-static inline void store_bf16(uint16_t* p, Vec rounded) {
-  for (int i = 0; i < 16; ++i) p[i] = static_cast<uint16_t>(bits_of(rounded.v[i]) >> 16);
-}
-
 // To the nearest bf16 (ties to even), still as fp32; NaN becomes the quiet NaN.
 static inline Vec round_to_bf16(Vec x) {
   return each_lane([&](int i) {
@@ -104,6 +104,16 @@ static inline Vec round_to_bf16(Vec x) {
     const uint32_t b = bits_of(x.v[i]);
     return float_of((b + 0x7FFFu + ((b >> 16) & 1u)) & 0xFFFF0000u);
   });
+}
+
+// x rounded to the nearest bf16.
+static inline void store_rounded(uint16_t* p, Vec x) {
+  const Vec rounded = round_to_bf16(x);
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<uint16_t>(bits_of(rounded.v[i]) >> 16);
+}
+static inline void store_rounded(uint16_t* p, Vec a, Vec b) {
+  store_rounded(p, a);
+  store_rounded(p + 16, b);
 }
 
 // Lanes i and i + 8, then i + 4, i + 2, i + 1: the order that all ISAs share.
@@ -118,6 +128,11 @@ static inline float reduce_add(Vec x) {
 }
 static inline float reduce_max(Vec x) {
   return reduce(x, [](float a, float b) { return a > b ? a : b; });
+}
+
+// Lane i: the largest lane of rows[i].
+static inline Vec max_of_each(const Vec (&rows)[16]) {
+  return each_lane([&](int i) { return reduce_max(rows[i]); });
 }
 
 // 16 numbers of fp16.

@@ -8,6 +8,7 @@ from ridgeline.quant.bf16 import from_bf16, to_bf16
 
 ISAS = kernels.isas()
 FORMATS = ["fp32", "bf16"]
+PAGE_SIZE = 32
 
 
 def realistic(rng, *shape):
@@ -128,13 +129,13 @@ class AttentionCase:
         rng = np.random.default_rng(seed)
         self.qkv = rng.standard_normal((length, (heads + 2 * kv_heads) * head_dim)).astype(np.float32)
         self.frequencies = (10_000.0 ** -np.linspace(0, 0.9, head_dim // 2)).astype(np.float32)
-        num_pages = -(-length // 16)
+        num_pages = -(-length // PAGE_SIZE)
         self.block_table = (rng.permutation(num_pages) + 1).astype(np.int32)
         self.num_pages = num_pages + 1
 
-    def run(self, isa, chunk=None, stale=0.0):
-        """Output of all rows, `chunk` rows a call; pages hold `stale` before."""
-        page_floats = (self.head_dim + -(-self.head_dim // 16) * 16) * 16
+    def run(self, isa, chunk=None, stale=0.0, split=False):
+        """Output of all rows, `chunk` rows a call; pages hold `stale` before; `split`: a task per 512 keys."""
+        page_floats = (self.head_dim + -(-self.head_dim // 16) * 16) * PAGE_SIZE
         pages = np.full((self.num_pages, self.kv_heads, page_floats), stale, np.float32)
         out = np.zeros((len(self.qkv), self.heads * self.head_dim), np.float32)
         step = chunk or len(self.qkv)
@@ -142,7 +143,7 @@ class AttentionCase:
             rows = self.qkv[first : first + step]
             part = np.zeros((len(rows), out.shape[1]), np.float32)
             kernels.attention(
-                isa, self.dtype, self.heads, self.kv_heads, self.window, first, rows, self.frequencies,
+                isa, self.dtype, self.heads, self.kv_heads, self.window, split, first, rows, self.frequencies,
                 self.block_table, pages, part,
             )  # fmt: skip
             out[first : first + step] = part
@@ -175,6 +176,8 @@ SHAPES = [
     (4, 2, 128, 48, 0),
     (6, 2, 32, 81, 20),
     (2, 2, 2, 17, 1),
+    (3, 1, 32, 600, 0),
+    (2, 2, 16, 1100, 40),
 ]
 
 
@@ -186,8 +189,10 @@ def test_attention(isa, dtype, heads, kv_heads, head_dim, length, window):
     whole = case.run(isa)
     tolerance = {"fp32": 2e-5, "bf16": 4e-2}[dtype]
     np.testing.assert_allclose(whole, case.expected(), atol=tolerance)
-    for chunk in (1, 7, 16, 32):  # decode, and chunks that end inside, at and beyond a page
-        np.testing.assert_array_equal(case.run(isa, chunk), whole)
+    for chunk in (1, 7, 32, 64):  # decode, and chunks that end inside, at and beyond a page
+        if chunk > 1 or length < 512:
+            np.testing.assert_array_equal(case.run(isa, chunk), whole)
+    np.testing.assert_array_equal(case.run(isa, 250, split=True), whole)
     np.testing.assert_array_equal(whole, case.run("generic"))
 
 

@@ -16,7 +16,7 @@ from ridgeline.errors import ConfigError
 from ridgeline.model.spec import ModelSpec
 
 BYTES_PER_VALUE = {"fp32": 4, "bf16": 2}
-PAGE_SIZE = 16  # tokens
+PAGE_SIZE = 32  # tokens
 KV_SHARE = 0.8  # of the memory that weights leave free: the rest is for activations, the server and the page cache
 
 
