@@ -20,24 +20,16 @@ constexpr int kBlockPages = kBlockKeys / kPageSize;
 constexpr float kLowest = -1e30f;  // the maximum of no scores: finite, so that differences of two are numbers
 static_assert(kSplitKeys % kBlockKeys == 0 && kBlockKeys % kPageSize == 0);
 
-// 2^x for -127 < x < 127, 0 below; NaN stays NaN. The polynomials are minimax ones with p(0) = 1. Exact: within 3e-7.
-// Otherwise within 2^-13, an eighth of what rounding to bf16 does afterwards.
-template <bool kExact = true>
+// 2^x within 3e-7 for -127 < x < 127, 0 below; NaN stays NaN. The polynomial is the minimax one with p(0) = 1.
 static inline Vec exp2(Vec x) {
   const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const Vec clamped = max(broadcast(-127.0f), x);
   const Vec n = sub(add(clamped, magic), magic);
   const Vec f = sub(clamped, n);
-  Vec p;
-  if constexpr (kExact) {
-    p = fma(broadcast(1.326472731e-3f), f, broadcast(9.671512991e-3f));
-    p = fma(p, f, broadcast(5.550733581e-2f));
-    p = fma(p, f, broadcast(2.402224243e-1f));
-    p = fma(p, f, broadcast(6.931470037e-1f));
-  } else {
-    p = fma(broadcast(5.500893000e-2f), f, broadcast(2.422109596e-1f));
-    p = fma(p, f, broadcast(6.932829273e-1f));
-  }
+  Vec p = fma(broadcast(1.326472731e-3f), f, broadcast(9.671512991e-3f));
+  p = fma(p, f, broadcast(5.550733581e-2f));
+  p = fma(p, f, broadcast(2.402224243e-1f));
+  p = fma(p, f, broadcast(6.931470037e-1f));
   return scale_pow2(fma(p, f, broadcast(1.0f)), n);
 }
 
@@ -115,7 +107,6 @@ static inline void hide_keys(Scores& b, const Sight& sight, Keys keys, int query
 // modulo 16; they are reduced at its end.
 template <int kVecs, class Element>
 static inline void weigh_keys(Block<Element>& b, float* maxima, Vec* sums, int query_begin, int query_end, float scale) {
-  constexpr bool kExact = sizeof(Element) == sizeof(float);
   Vec best[kLanes];
   for (int i = 0; i < kLanes; ++i) best[i] = broadcast(kLowest);
   for (int i = query_begin; i < query_end; ++i)
@@ -129,7 +120,7 @@ static inline void weigh_keys(Block<Element>& b, float* maxima, Vec* sums, int q
     Vec sum = mul(sums[i], broadcast(b.shrink[i]));
     for (int v = 0; v < kVecs; v += 2) {
       const auto weight = [&](const float* scores) {
-        return exp2<kExact>(fma(load(scores), broadcast(scale), broadcast(shift[i - query_begin])));
+        return exp2(fma(load(scores), broadcast(scale), broadcast(shift[i - query_begin])));
       };
       const Vec first = weight(b.scores[i] + v * kLanes), second = weight(b.scores[i] + (v + 1) * kLanes);
       store_weights(b.weights[i] + v * kLanes, first, second);

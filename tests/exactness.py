@@ -13,6 +13,7 @@ import numpy as np
 
 from engine_runs import Client
 from ridgeline.config import EngineConfig, ModelConfig
+from ridgeline.cost.memory import PAGE_SIZE
 from ridgeline.engine.disk_tier import DiskTier
 from ridgeline.engine.loop import Engine
 from ridgeline.engine.plan import Executor, StepHandle, StepPlan, StepResult
@@ -186,15 +187,15 @@ def prompts_of(runtime: ModelRuntime, count: int = NUM_PROMPTS) -> list[list[int
 
 
 def related_prompts_of(runtime: ModelRuntime, count: int) -> list[list[int]]:
-    """Texts that share their beginnings four by four, as chats do, and end around the edges of pages: 16 to 80 tokens.
+    """Texts that share their beginnings four by four, as chats do, and end around the edges of pages: 32 to 112 tokens.
     Each fourth one is exactly as long as some pages."""
     texts = prompts_of(runtime, NUM_PROMPTS)
     longest = max(texts, key=len)
     prompts = []
     for i in range(count):
         family, member = divmod(i, 4)
-        begin = longest[family % 16 :][: 15 + 7 * (family % 6)] + texts[family % len(texts)][: family + 1]
+        begin = longest[family % 16 :][: 31 + 7 * (family % 6)] + texts[family % len(texts)][: family + 1]
         end = longest[member * 9 :][: 12 * member]
         prompt = begin + end
-        prompts.append(prompt[: max(16, len(prompt) // 16 * 16)] if member == 3 else prompt)
+        prompts.append(prompt[: len(prompt) // PAGE_SIZE * PAGE_SIZE] if member == 3 else prompt)
     return prompts

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ridgeline.cost.memory import PAGE_SIZE
 from ridgeline.engine.plan import Executor
 from ridgeline.model.program import build
 from ridgeline.model.quantized import in_format, is_rotated
@@ -30,7 +31,7 @@ def open_executor(
     files = resolve_model(model)
     spec = load_spec(files)
     threads = 2 if kind == "native" else 1  # torch's threads cost more than they bring on tiny matrices
-    defaults = {"dtype": "fp32", "kv_dtype": "fp32", "num_pages": 64, "page_size": 16, "threads": threads}
+    defaults = {"dtype": "fp32", "kv_dtype": "fp32", "num_pages": 64, "page_size": PAGE_SIZE, "threads": threads}
     given = defaults | options
     dtype = given["dtype"]
     weights = view(open_weights(files, spec), spec, dtype)

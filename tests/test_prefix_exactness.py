@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from exactness import Outcome, Schedule, open_runtime, related_prompts_of, run, run_cold_warm_restarted
+from ridgeline.cost.memory import PAGE_SIZE
 
 ALONE = Schedule(alone=True, prefix_cache=False)
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "prefix_cache.md"
@@ -35,10 +36,10 @@ def assert_same(outcome: Outcome, expected: Outcome, what: str) -> None:
 
 def assert_warm(outcome: Outcome, prompts: list[list[int]], what: str) -> None:
     """Everything that may hit does: whole pages, and never the last token."""
-    expected = [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
+    expected = [(len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE for prompt in prompts]
     assert [sum(reused) for reused in outcome.reused] == expected, what
     assert sum(expected) > 0
-    assert any(len(prompt) % 16 == 0 for prompt in prompts), "no prompt is exactly as long as some pages"
+    assert any(len(prompt) % PAGE_SIZE == 0 for prompt in prompts), "no prompt is exactly as long as some pages"
 
 
 @pytest.mark.parametrize(("dtype", "schedule"), [("bf16", Schedule(chunk=16)), ("fp32", Schedule(alone=True))])
@@ -59,8 +60,8 @@ def test_cold_warm_and_restarted_give_the_same_bits(dtype: str, schedule: Schedu
     choices = [prompts[1]] * 4
     forked = run(runtime, choices, 3, Schedule())
     assert_same(forked, run(runtime, choices, 3, ALONE), "choices of one prompt")
-    assert forked.reused == [(0, 0)] + [(16, 0)] * 3
-    assert forked.num_copied == 3 * (len(prompts[1]) - 1 - 16) > 0
+    assert forked.reused == [(0, 0)] + [(PAGE_SIZE, 0)] * 3
+    assert forked.num_copied == 3 * (len(prompts[1]) - 1 - PAGE_SIZE) > 0
     runtime.close()
 
 

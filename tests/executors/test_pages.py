@@ -9,7 +9,7 @@ from checkpoints import VOCAB_SIZE, make_hf
 from executors_under_test import EXECUTORS, open_executor
 from step_plans import Context, Stepper
 
-PROMPT = np.random.default_rng(3).integers(3, VOCAB_SIZE, 27).tolist()
+PROMPT = np.random.default_rng(3).integers(3, VOCAB_SIZE, 43).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +19,10 @@ def model(tmp_path_factory) -> str:
 
 @pytest.mark.parametrize("kind", EXECUTORS)
 def test_a_copied_page_continues_the_sequence_and_parts_from_its_source(kind, model):
-    """A page that is filled to 11 of 16 tokens is copied; then both sequences write into their own."""
+    """A page that is filled to 11 of 32 tokens is copied; then both sequences write into their own."""
     with open_executor(kind, model) as executor:
         stepper = Stepper(executor)
-        source = stepper.open(40)
+        source = stepper.open(56)
         stepper.run([(source, PROMPT)])
         copy = Context([source.pages[0], *stepper.open(24).pages], length=len(PROMPT))
         copies = [(source.pages[1], copy.pages[1])]
@@ -36,7 +36,7 @@ def test_a_copied_page_continues_the_sequence_and_parts_from_its_source(kind, mo
 def test_a_page_that_was_read_and_written_back_elsewhere_gives_the_same_bits(model):
     with open_executor("native", model) as executor:
         stepper = Stepper(executor)
-        source, other = stepper.open(32), stepper.open(32)
+        source, other = stepper.open(64), stepper.open(64)
         stepper.run([(source, PROMPT)])
         for page, target in zip(source.pages, other.pages, strict=True):
             data = executor.read_page(page)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from ridgeline._native import kernels
+from ridgeline.cost.memory import PAGE_SIZE
 from ridgeline.quant.bf16 import from_bf16, to_bf16
 
 ISAS = kernels.isas()
 FORMATS = ["fp32", "bf16"]
-PAGE_SIZE = 32
 
 
 def realistic(rng, *shape):

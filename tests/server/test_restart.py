@@ -15,8 +15,8 @@ import pytest
 
 from checkpoints import make_hf
 from quick import QUICK, running_server
+from ridgeline.cost.memory import PAGE_SIZE
 
-PAGE_SIZE = 16
 PROMPT = "the quick brown fox jumps over the lazy dog and then the other dogs run after the quick fox " * 4
 TIMEOUT_S = 60.0
 
