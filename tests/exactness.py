@@ -182,7 +182,7 @@ def prompts_of(runtime: ModelRuntime, count: int = NUM_PROMPTS) -> list[list[int
         "blanchit la campagne, the keeper's daughter counted 1, 2, 3, 5, 8, 13 gulls and gave each of them a name."
     )
     tokens = runtime.tokenizer.encode(text)
-    lengths = [4, 15, 16, 17, 31, 32, 33, 48, 49, 65, *range(5, 65, 6)][:count]
+    lengths = [31, 32, 33, 64, 65, 4, 15, 16, 48, 49, *range(5, 65, 6)][:count]
     return [tokens[i : i + length] for i, length in enumerate(lengths)]
 
 
