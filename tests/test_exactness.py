@@ -26,8 +26,8 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results" / "exactness.md"
 
 HEADER = f"""# Exactness under every schedule
 
-Written by `make test-full` (tests/test_exactness.py): SmolLM2-135M-Instruct, {NUM_PROMPTS} prompts, {NUM_TOKENS} greedy tokens
-each; tokens and all logits of every row against the prompts alone on one thread. Arithmetic: {{ids}}.
+Written by `make test-full` (tests/test_exactness.py): SmolLM2-135M-Instruct, {NUM_PROMPTS} prompts, {NUM_TOKENS} greedy
+tokens each; tokens and all logits of every row against the prompts alone on one thread. Arithmetic: {{ids}}.
 gguf is the file's own groups: Q4_1 matrices, a Q8_0 embedding.
 
 | dtype | schedule | preemptions | logit rows compared | rows that differ |
