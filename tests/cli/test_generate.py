@@ -10,11 +10,12 @@ import pytest
 from quick import QUICK
 from ridgeline import SamplingParams
 from ridgeline.cli import batch, main
+from ridgeline.cost.memory import PAGE_SIZE
 from ridgeline.server.fields import CHAT, COMPLETION, SAMPLING
 
 GREEDY = ["--temperature", "0", "--max-tokens", "6", "--ignore-eos"]
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-PROMPT = "the quick brown fox"
+PROMPT = "the quick brown fox jumps over the lazy dog and runs away"
 
 
 def chat_ids(llm, text, system=None):
@@ -127,7 +128,8 @@ def test_batch_file(tiny_model, llm, batch_file, tmp_path, capsys):
     assert body["choices"][0]["message"] == {"role": "assistant", "content": in_chat.text, "refusal": None}
     assert body["usage"]["completion_tokens"] == 6
     num_prompt = body["usage"]["prompt_tokens"]
-    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == (num_prompt - 1) // 16 * 16, "llm had it before"
+    num_hit = body["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert num_hit == (num_prompt - 1) // PAGE_SIZE * PAGE_SIZE > 0, "llm had it before"
     openai_default = dataclasses.replace(PARAMS, max_tokens=16)
     assert envelopes[1]["response"]["body"]["choices"][0]["text"] == llm.generate(PROMPT, openai_default)[0].text
     assert envelopes[2]["response"] is None

@@ -68,7 +68,8 @@ def test_a_model_that_does_not_load_ends_the_server():
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_weights_are_packed_ends_it_cleanly(sent):
     """The loading thread is in native code then; the interpreter must not end under it."""
-    command = [sys.executable, "-m", "ridgeline.cli", "serve", "smollm2-135m", "--port", "0", "--kv-memory", "10MB"]
+    command = [sys.executable, "-m", "ridgeline.cli", "serve", "smollm2-135m", "--port", "0"]
+    command += ["--kv-memory", "10MB", "--no-packed-file"]  # else an earlier test's packed file would be mapped
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         for line in process.stderr:
             if "packing" in line:

@@ -14,6 +14,7 @@ from ridgeline.cost.roofline import Roofline
 
 FACTS = DenseFacts()
 ROOFLINE = Roofline(FACTS, find_device("example-gpu"), "bf16", "bf16")
+PAGES = math.ceil(2500 / PAGE_SIZE)
 
 
 def test_two_counts():
@@ -22,10 +23,10 @@ def test_two_counts():
     assert found.memory_free_bytes == free
     assert found.max_concurrent_requests == free // (2500 * 131_072)
     usable_pages = int(KV_SHARE * free) // (PAGE_SIZE * 131_072) - 1
-    assert found.admissible_requests == usable_pages // 157  # 2,500 tokens are 156.25 pages
+    assert found.admissible_requests == usable_pages // PAGES  # 2,500 tokens fill no whole number of them
 
 
-@pytest.mark.parametrize(("pages", "requests"), [(3 * 157, 2), (3 * 157 + 1, 3)])
+@pytest.mark.parametrize(("pages", "requests"), [(3 * PAGES, 2), (3 * PAGES + 1, 3)])
 def test_one_page_is_reserved(pages, requests):
     free = math.ceil(pages * PAGE_SIZE * 131_072 / KV_SHARE) + 1
     hardware = Hardware("x", FACTS.weight_bytes("bf16") + free)

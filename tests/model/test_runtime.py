@@ -101,14 +101,14 @@ def test_a_quantized_file_that_is_rounded_anew_says_so(tmp_path):
 def test_pages_never_exceed_what_the_requests_could_use(directory):
     runtime = load(directory, num_sampler_slots=3)
     assert runtime.executor.num_pages == 3 * 512 // PAGE_SIZE + 1
-    assert load(directory, num_sampler_slots=3, context=20).executor.num_pages == 3 * 2 + 1
+    assert load(directory, num_sampler_slots=3, context=PAGE_SIZE + 1).executor.num_pages == 3 * 2 + 1
 
 
 def test_given_kv_memory_is_used_and_bounds_the_context(directory):
     page_bytes = PAGE_SIZE * KV_BYTES
     runtime = load(directory, kv_memory=5 * page_bytes + 100)
     assert (runtime.executor.num_pages, runtime.context_len) == (5, 4 * PAGE_SIZE)
-    assert any("64" in notice and "512" in notice for notice in runtime.notices)
+    assert any(str(4 * PAGE_SIZE) in notice and "512" in notice for notice in runtime.notices)
     halved = load(directory, kv_memory=5 * page_bytes, kv_dtype="bf16")
     assert (halved.executor.num_pages, halved.kv_bytes_per_token) == (10, KV_BYTES // 2)
 
@@ -132,7 +132,7 @@ def test_kv_gets_a_share_of_what_the_weights_leave(directory, monkeypatch):
 @pytest.mark.parametrize(("config", "free_bytes"), [({"kv_memory": 1000}, 1 << 40), ({}, 420_000), ({}, 0)])
 def test_too_little_memory_is_refused_with_the_numbers(directory, monkeypatch, config, free_bytes):
     monkeypatch.setattr(runtime_module, "available_memory", lambda: free_bytes)
-    with pytest.raises(ConfigError, match="two KV pages of 16 tokens need") as caught:
+    with pytest.raises(ConfigError, match=f"two KV pages of {PAGE_SIZE} tokens need") as caught:
         load(directory, **config)
     assert caught.value.details["needed_bytes"] == 2 * PAGE_SIZE * KV_BYTES
     assert caught.value.hint

@@ -17,9 +17,10 @@ import openai
 import pytest
 
 from checkpoints import make_hf
+from ridgeline.cost.memory import PAGE_SIZE
 
 DEADLINE_S = 120.0
-MESSAGES = [{"role": "user", "content": "Tell me about the sea."}]
+MESSAGES = [{"role": "user", "content": "Tell me all that you know about the sea."}]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_chat_streamed_and_whole(client: openai.OpenAI, temperature: float) -> N
         usage = chunk.usage
     assert texts == [choice.message.content for choice in whole.choices]
     assert usage.total_tokens == whole.usage.total_tokens
-    assert usage.prompt_tokens_details.cached_tokens == (usage.prompt_tokens - 1) // 16 * 16 > 0
+    assert usage.prompt_tokens_details.cached_tokens == (usage.prompt_tokens - 1) // PAGE_SIZE * PAGE_SIZE > 0
     assert (texts[0] == texts[1]) == (temperature == 0)
 
 
