@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ridgeline.cost.facts import ModelFacts
+from ridgeline.cost.memory import KV_SHARE, PAGE_SIZE
 from ridgeline.cost.plan import Plan
 from ridgeline.cost.question import Question
 from ridgeline.cost.roofline import Roofline, Work
@@ -39,7 +40,8 @@ def _memory(plan: Plan, roofline: Roofline, question: Question) -> Iterator[tupl
     )
     yield (
         "admissible_requests",
-        f"0.8 of {free:,} bytes for KV, in pages of 16 tokens, one page reserved = {plan.admissible_requests:,}",
+        f"{KV_SHARE} of {free:,} bytes for KV, in pages of {PAGE_SIZE} tokens, one page reserved = "
+        f"{plan.admissible_requests:,}",
     )
 
 
