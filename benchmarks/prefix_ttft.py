@@ -3,9 +3,9 @@
     python benchmarks/prefix_ttft.py [--model smollm2-135m] [--rounds 7] [--threads N]
 
 Each round is a server process of its own, warmed up, and measures in random order a prompt of which nothing is
-cached, one whose first 1,500 tokens are (1,488 in whole pages), and one whose first 1,500 tokens an earlier process
+cached, one whose first 1,500 tokens are (1,472 in whole pages), and one whose first 1,500 tokens an earlier process
 computed and kept in --cache-dir; the files are dropped from the page cache before, so that the disk is read.
-Printed are medians, their ratio to cold, and the ratio that `ridgeline plan --cached 1488` predicts; for the restart
+Printed are medians, their ratio to cold, and the ratio that `ridgeline plan --cached 1472` predicts; for the restart
 the time of a plain read of the same files, measured in each round, is added to the prediction. The receipts are
 checked: a figure whose `cached_tokens` is not what it should be ends the run.
 """
@@ -28,8 +28,10 @@ from pathlib import Path
 
 import httpx
 
-PROMPT_TOKENS, PREFIX_TOKENS, CACHED_TOKENS = 2000, 1500, 1488
-PAGE_TOKENS = 16
+from ridgeline.cost.memory import PAGE_SIZE
+
+PROMPT_TOKENS, PREFIX_TOKENS = 2000, 1500
+CACHED_TOKENS = PREFIX_TOKENS // PAGE_SIZE * PAGE_SIZE
 VOCABULARY = range(1000, 40_000)  # plain tokens of any model that this is run with
 TIMEOUT_S = 300.0
 MOST_OVER_PLAN = 1.15
@@ -128,7 +130,7 @@ def _drop_from_page_cache(directory: Path) -> None:
 def _plain_read_s(directory: Path) -> float:
     """Reading as many bytes as the restart takes up, file by file, when none of them is in the page cache."""
     _drop_from_page_cache(directory)
-    files = sorted(directory.glob("*/*.page"), key=lambda file: file.stat().st_mtime)[-CACHED_TOKENS // PAGE_TOKENS :]
+    files = sorted(directory.glob("*/*.page"), key=lambda file: file.stat().st_mtime)[-CACHED_TOKENS // PAGE_SIZE :]
     start_s = time.perf_counter()
     for file in files:
         file.read_bytes()
