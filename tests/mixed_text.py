@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+# Tokenizer input, its TODO included: people's prompts hold such comments.
 _FRAGMENTS = [
     "def f(x):\n    return x + 1\n", "for (int i = 0; i < n; ++i) {", '{"a": [1, 2.5e-3], "b": null}', "a_b-c/d.e@f",
     "https://example.com/?q=1&r=%20", "x1y22z333", "<b>&amp;</b>", "// TODO: 2x", "SELECT * FROM t WHERE id=42;",

@@ -146,7 +146,7 @@ class ScriptedExecutor:
 
     def _run(self, plan: StepPlan) -> StepResult:
         self.gate.pass_through()
-        time.sleep(0)  # hands the GIL over, as a native step does
+        time.sleep(0)  # waits for nothing: it hands the GIL over, as a native step does
         num_rows = len(plan.logit_rows)
         result = StepResult(
             token_ids=np.full(num_rows, NO_TOKEN, np.int32),

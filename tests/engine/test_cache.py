@@ -1,3 +1,5 @@
+"""The cache facade, verb by verb. One file, long as it is: all verbs are tried on the same small pool and tree."""
+
 from __future__ import annotations
 
 import random

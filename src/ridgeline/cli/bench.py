@@ -27,6 +27,7 @@ def _work(kind: Any, flag: str, help: str, metavar: str | None = None, **setting
     return _option(kind, flag, help, metavar, "Workload", **settings)
 
 
+# Long because each parameter is a flag, and typer reads them off the signature.
 def bench(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="URL, host:port, MODEL; or `list`, `compare`.")],
     runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN RUN]", help="Of `compare`; `last-1 last`.")] = None,

@@ -83,8 +83,8 @@ class Weights(ABC):
         return None
 
     def read_groups(self, name: str) -> GroupedWeights:
-        """A matrix that has a `group_form`, in that form."""
-        raise NotImplementedError(f"{name} is not quantized")
+        """A matrix that has a `group_form`, in that form. ValueError for any other: `read` serves it."""
+        raise ValueError(f"{name} is not quantized: it has no group form")
 
     def takes_hadamard(self, name: str) -> bool:
         """Whether the matrix is made for inputs that went through a Hadamard transform (quant/rotation.py)."""
