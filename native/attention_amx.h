@@ -15,6 +15,7 @@ namespace ridgeline::RIDGELINE_ISA {
 // Tiles 0..3 accumulate (queries x keys or dimensions: 00 01 10 11), 4 and 5 hold queries or weights, 6 and 7 K or V.
 struct ByTiles {
   using Element = uint16_t;
+  using Inputs = Operands<uint16_t>;
 
   static void prepare(int num_queries) {
     const int upper = num_queries < kTileRows ? num_queries : kTileRows, lower = num_queries - upper;

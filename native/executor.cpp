@@ -228,9 +228,9 @@ void Executor::compute_rotations(Shares& shares) {
 }
 
 KvLayer Executor::kv_layer(int layer) const {
-  const size_t k_bytes = k_head_bytes_ * shape_.num_kv_heads, v_bytes = v_head_bytes_ * shape_.num_kv_heads;
+  const size_t k_bytes = head_bytes_.k * shape_.num_kv_heads, v_bytes = head_bytes_.v * shape_.num_kv_heads;
   char* k = kv_memory_.as<char>() + layer * (k_bytes + v_bytes);
-  return {k, k + k_bytes, page_bytes(), k_head_bytes_, v_head_bytes_, shape_.num_kv_heads};
+  return {k, k + k_bytes, page_bytes(), head_bytes_.k, head_bytes_.v, shape_.num_kv_heads};
 }
 
 void Executor::rope_store(Shares& shares, const Op& op) {
@@ -250,7 +250,7 @@ void Executor::rope_store(Shares& shares, const Op& op) {
                       shape_.num_heads,
                       shape_.head_dim,
                       kv_layer(op.layer)};
-  const auto kernel = kv_format_ == Format::kBf16 ? kernels_.rope_bf16 : kernels_.rope_f32;
+  const auto kernel = kernels_.of(kv_format_).rope;
   shares.run(static_cast<int>(page_rows_.size()), [&](int i) { kernel(args, page_rows_[i].begin, page_rows_[i].end); });
 }
 
@@ -267,7 +267,7 @@ void Executor::attention(Shares& shares, const Op& op) {
                            1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
                            kv_layer(op.layer),
                            out.format};
-  const auto kernel = kv_format_ == Format::kBf16 ? kernels_.attend_bf16 : kernels_.attend_f32;
+  const auto kernel = kernels_.of(kv_format_).attend;
   shares.run(static_cast<int>(attention_tasks_.size()), [&](int i) { kernel(args, attention_tasks_[i]); });
   if (merge_tasks_.empty()) return;
   shares.run(static_cast<int>(merge_tasks_.size()), [&](int i) { kernels_.merge_splits(args, merge_tasks_[i]); });

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "kv_format.h"
 #include "matrix.h"
 #include "sampler.h"
 #include "thread_pool.h"
@@ -65,7 +66,7 @@ struct OpWork {
 
 class Executor {
  public:
-  Executor(ModelShape shape, Format kv_format, int num_pages, int max_rows, int num_sampler_slots,
+  Executor(ModelShape shape, KvFormat kv_format, int num_pages, int max_rows, int num_sampler_slots,
            int num_threads, const Kernels& kernels);
 
   // Building. Each returns the new thing's number; out-of-range numbers throw std::out_of_range.
@@ -183,7 +184,7 @@ class Executor {
   void require_idle_page(int page) const;
 
   ModelShape shape_;
-  Format kv_format_;
+  KvFormat kv_format_;
   int num_pages_, max_rows_;
   const Kernels& kernels_;
   std::vector<Buffer> buffers_;
@@ -192,7 +193,7 @@ class Executor {
   std::vector<Memory> scratch_;  // one per thread: rows that a norm leaves for quantization
   std::vector<Op> ops_;
   Memory kv_memory_;
-  size_t k_head_bytes_, v_head_bytes_;
+  KvHeadBytes head_bytes_;  // of a page
   std::vector<SamplerSlot> sampler_;
 
   std::vector<int> copied_pages_;  // since the last step

@@ -14,7 +14,7 @@ void reserve(Memory& memory, size_t bytes) {
 
 }  // namespace
 
-Executor::Executor(ModelShape shape, Format kv_format, int num_pages, int max_rows, int num_sampler_slots,
+Executor::Executor(ModelShape shape, KvFormat kv_format, int num_pages, int max_rows, int num_sampler_slots,
                    int num_threads, const Kernels& kernels)
     : shape_(std::move(shape)),
       kv_format_(kv_format),
@@ -22,14 +22,12 @@ Executor::Executor(ModelShape shape, Format kv_format, int num_pages, int max_ro
       max_rows_(max_rows),
       kernels_(kernels),
       scratch_(num_threads),
+      head_bytes_(kv_head_bytes(kv_format, shape_.head_dim)),
       sampler_(num_sampler_slots),
       pool_(num_threads) {
   require(shape_.head_dim <= kMaxHeadDim, "head_dim " + std::to_string(shape_.head_dim) + " is above " +
                                               std::to_string(kMaxHeadDim) + ", the largest that attention supports");
   require(num_pages >= 2, "a pool needs the null page and at least one more");
-  const size_t element = element_bytes(kv_format);
-  k_head_bytes_ = element * shape_.head_dim * kPageSize;
-  v_head_bytes_ = element * round_up(shape_.head_dim, kLanes) * kPageSize;
   kv_memory_ = Memory(page_bytes() * num_pages_);
 }
 
@@ -172,7 +170,7 @@ size_t Executor::buffer_bytes() const {
 // --- pages
 
 size_t Executor::page_bytes() const {
-  return (k_head_bytes_ + v_head_bytes_) * shape_.num_kv_heads * shape_.num_layers;
+  return (head_bytes_.k + head_bytes_.v) * shape_.num_kv_heads * shape_.num_layers;
 }
 
 void Executor::require_idle_page(int page) const {

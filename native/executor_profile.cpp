@@ -39,8 +39,7 @@ OpWork Executor::row_work(const char* kind, std::initializer_list<int> buffers) 
 }
 
 OpWork Executor::op_work(const Op& op) const {
-  const std::string kv = kv_format_ == Format::kBf16 ? "bf16" : "fp32";
-  const double token_bytes = 2.0 * element_bytes(kv_format_) * shape_.num_kv_heads * shape_.head_dim;  // of K and V
+  const double token_bytes = (head_bytes_.k + head_bytes_.v) / kPageSize * shape_.num_kv_heads;  // of K and V
   switch (op.kind) {
     case Kind::kEmbed: return row_work("embed", {op.out});
     case Kind::kNorm: {
@@ -58,7 +57,8 @@ OpWork Executor::op_work(const Op& op) const {
       return work;
     }
     case Kind::kAttention: {
-      OpWork work{"attention", std::to_string(shape_.num_heads) + " x " + std::to_string(shape_.head_dim), kv};
+      OpWork work{"attention", std::to_string(shape_.num_heads) + " x " + std::to_string(shape_.head_dim),
+                  kv_format_name(kv_format_)};
       work.key_bytes = token_bytes;
       work.pair_flops = 4.0 * shape_.num_heads * shape_.head_dim;
       work.window = op.window;

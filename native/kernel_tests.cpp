@@ -8,6 +8,7 @@
 
 #include "checks.h"
 #include "cpu.h"
+#include "kv_format.h"
 #include "matrix.h"
 #include "random.h"
 #include "reference.h"
@@ -77,10 +78,10 @@ void reference_matmul(const std::string& dtype, Array2 input, Array2 weights, Ar
 void attention(const std::string& isa, const std::string& dtype, int heads, int kv_heads, int window, bool split,
                int first_position, Array2 qkv, Array1 inverse_frequencies, Ints block_table, Array3 pages, Array2 out) {
   const Kernels& kernels = kernels_by_name(isa.c_str());
-  const bool bf16 = parse(dtype) == Format::kBf16;
+  const KvFormat format = parse_kv_format(dtype);
   const int rows = qkv.shape(0), head_dim = qkv.shape(1) / (heads + 2 * kv_heads), half = head_dim / 2;
-  const size_t element = bf16 ? 2 : 4, num_pages = pages.shape(0);
-  const size_t k_bytes = element * head_dim * kPageSize, v_bytes = element * round_up(head_dim, kLanes) * kPageSize;
+  const size_t num_pages = pages.shape(0);
+  const auto [k_bytes, v_bytes] = kv_head_bytes(format, head_dim);
   char* base = reinterpret_cast<char*>(pages.data());
   if (pages.size() * sizeof(float) < num_pages * kv_heads * (k_bytes + v_bytes))
     throw std::invalid_argument("pages are too small");
@@ -89,7 +90,7 @@ void attention(const std::string& isa, const std::string& dtype, int heads, int 
   std::vector<int32_t> slots(rows), positions(rows);
   std::vector<uint8_t> clears(rows);
   std::vector<float> rotations(static_cast<size_t>(first_position + rows) * 2 * rotation_stride);
-  std::vector<char> q(element * rows * heads * head_dim);
+  std::vector<char> q(sizeof(float) * rows * heads * head_dim);
   for (int r = 0; r < rows; ++r) {
     positions[r] = first_position + r;
     slots[r] = block_table.data()[positions[r] / kPageSize] * kPageSize + positions[r] % kPageSize;
@@ -105,11 +106,11 @@ void attention(const std::string& isa, const std::string& dtype, int heads, int 
                       slots.data(), clears.data(), nullptr, nullptr, 0, q.data(), q_head_stride, heads, head_dim, kv};
   const AttentionArgs args{q.data(), q_head_stride, out.data(), q_width, positions.data(), heads, head_dim, window,
                            1.0f / std::sqrt(static_cast<float>(head_dim)), kv, Format::kF32};
-  const auto attend = bf16 ? kernels.attend_bf16 : kernels.attend_f32;
+  const auto [store, attend] = kernels.of(format);
   const int num_splits = (first_position + rows - 1) / kSplitKeys + 1;
   std::vector<float> states(split ? num_splits * attention_state_floats(head_dim) : 0);
   on_flushing_thread([&] {
-    (bf16 ? kernels.rope_bf16 : kernels.rope_f32)(rope, 0, rows);
+    store(rope, 0, rows);
     for (int h = 0; h < kv_heads; ++h)
       for (int first = 0; first < rows * group; first += kMaxQueries) {
         AttentionTask task{block_table.data(), h, first, std::min(first + kMaxQueries, rows * group)};

@@ -18,6 +18,8 @@ constexpr int kMaxQueries = 32;    // in one attention task
 constexpr int kMaxHeadDim = 512;
 
 enum class Format { kF32, kBf16 };
+enum class KvFormat { kF32, kBf16 };  // of pages
+constexpr int kNumKvFormats = 2;
 enum class Epilogue { kStore, kAdd, kSiluMul };
 
 // Weights packed in blocks of 16 outputs. f32: [block][inner][16]. bf16: [block][inner / 2][16][2], inner padded to
@@ -157,6 +159,12 @@ struct AttentionTask {
 template <class Args>
 using ProductKernel = void (*)(const Args&, int row_begin, int row_end, int block_begin, int block_end);
 
+// What differs by the pages' format.
+struct KvKernels {
+  void (*rope)(const RopeArgs&, int row_begin, int row_end);
+  void (*attend)(const AttentionArgs&, const AttentionTask&);
+};
+
 struct Kernels {
   const char* name;
   ProductKernel<MatmulArgs> matmul_f32;
@@ -164,13 +172,12 @@ struct Kernels {
   ProductKernel<QuantMatmulArgs> matmul_quant;
   void (*quantize)(const QuantizeArgs&, int row_begin, int row_end);
   void (*norm)(const NormArgs&, int row_begin, int row_end);
-  void (*rope_f32)(const RopeArgs&, int row_begin, int row_end);
-  void (*rope_bf16)(const RopeArgs&, int row_begin, int row_end);
-  void (*attend_f32)(const AttentionArgs&, const AttentionTask&);
-  void (*attend_bf16)(const AttentionArgs&, const AttentionTask&);
+  KvKernels kv[kNumKvFormats];  // by KvFormat
   void (*merge_splits)(const AttentionArgs&, const AttentionTask&);
   // log(sum(exp(x))) over `count` finite values whose maximum is `max`; count is padded to 16 with -infinity.
   float (*log_sum_exp)(const float* x, int count, float max);
+
+  const KvKernels& of(KvFormat format) const { return kv[static_cast<int>(format)]; }
 };
 
 const Kernels* kernels_generic();

@@ -119,10 +119,11 @@ static inline void for_queries(int first, int end, const F& f) {
   if constexpr (Q > 1) for_queries<Q - 1>(first, end, f);
 }
 
-// What differs between arithmetic by Vec and by tiles.
+// What differs between arithmetic by Vec and by tiles: Inputs is what a task reads.
 template <class Path>
 struct ByVec {
   using Element = typename Path::Element;
+  using Inputs = Operands<Element>;
 
   static void prepare(int) {}
   static void release() {}
@@ -138,8 +139,8 @@ struct ByVec {
 // The state of one split's keys. While one block's scores become weights, tiles compute the next block's scores and the
 // previous one's product with V: neither waits for the other.
 template <class By>
-static void attend_split(const AttentionArgs& a, const AttentionTask& t, const Sight& sight, int split,
-                         const AttentionState& state) {
+static void attend_split(const AttentionArgs& a, const AttentionTask& t, const typename By::Inputs& inputs,
+                         const Sight& sight, int split, const AttentionState& state) {
   using Element = typename By::Element;
   const int num_queries = t.query_end - t.query_begin, half = num_queries < kLanes ? num_queries : kLanes;
   const int split_begin = split * kSplitKeys, split_end = split_begin + kSplitKeys;
@@ -148,22 +149,21 @@ static void attend_split(const AttentionArgs& a, const AttentionTask& t, const S
   const int last = (last_seen + kPageSize - 1) / kPageSize * kPageSize;
   const auto keys_from = [&](int key) -> Keys { return {key, key + kBlockKeys < last ? key + kBlockKeys : last}; };
   const float scale = log2_scale(a);
-  const Operands<Element> operands{a, t};
   Block<Element> blocks[2];
   Vec sums[kMaxQueries];
   for (int i = 0; i < num_queries; ++i) sums[i] = zero();
   state.start(num_queries);
 
   int key = first;
-  if (key < last) By::score(operands, blocks[0], num_queries, keys_from(key));
+  if (key < last) By::score(inputs, blocks[0], num_queries, keys_from(key));
   for (int i = 0; key < last; key += kBlockKeys, i = 1 - i) {
     Block<Element>&block = blocks[i], &other = blocks[1 - i];
-    if (key + kBlockKeys < last) By::score(operands, other, num_queries, keys_from(key + kBlockKeys));
+    if (key + kBlockKeys < last) By::score(inputs, other, num_queries, keys_from(key + kBlockKeys));
     weigh(block, state, sums, sight, keys_from(key), 0, half, scale);
-    if (key > first) By::add(operands, other, state, num_queries, keys_from(key - kBlockKeys));
+    if (key > first) By::add(inputs, other, state, num_queries, keys_from(key - kBlockKeys));
     if (half < num_queries) weigh(block, state, sums, sight, keys_from(key), half, num_queries, scale);
     shrink_output(block, state, num_queries);
-    if (key + kBlockKeys >= last) By::add(operands, block, state, num_queries, keys_from(key));
+    if (key + kBlockKeys >= last) By::add(inputs, block, state, num_queries, keys_from(key));
   }
   for (int i = 0; i < num_queries; ++i) state.sum[i] = reduce_add(sums[i]);
 }
@@ -172,17 +172,18 @@ template <class By>
 static void attend(const AttentionArgs& a, const AttentionTask& t) {
   const int num_queries = t.query_end - t.query_begin;
   const Sight sight(a, t.query_begin, num_queries);
+  const typename By::Inputs inputs{a, t};
   By::prepare(num_queries);
   if (t.states) {
-    attend_split<By>(a, t, sight, t.split, AttentionState(t.states, a.head_dim));
+    attend_split<By>(a, t, inputs, sight, t.split, AttentionState(t.states, a.head_dim));
     return By::release();
   }
   alignas(64) float memory[2][attention_state_floats(kMaxHeadDim)];
   const AttentionState total(memory[0], a.head_dim), next(memory[1], a.head_dim);
   int split = sight.first[0] / kSplitKeys;
-  attend_split<By>(a, t, sight, split, total);
+  attend_split<By>(a, t, inputs, sight, split, total);
   for (++split; split * kSplitKeys < sight.end[num_queries - 1]; ++split) {
-    attend_split<By>(a, t, sight, split, next);
+    attend_split<By>(a, t, inputs, sight, split, next);
     merge(total, next, num_queries, log2_scale(a));
   }
   By::release();

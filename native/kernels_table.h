@@ -17,9 +17,15 @@
 namespace ridgeline::RIDGELINE_ISA {
 
 static const Kernels kTable = {
-    RIDGELINE_ISA_NAME, matmul<F32Product>, RIDGELINE_MATMUL_BF16, RIDGELINE_MATMUL_QUANT, quantize,
-    norm,               rope<PagesF32>,     rope<PagesBf16>,       attend_f32,             RIDGELINE_ATTEND_BF16,
-    merge_splits,       log_sum_exp,
+    RIDGELINE_ISA_NAME,
+    matmul<F32Product>,
+    RIDGELINE_MATMUL_BF16,
+    RIDGELINE_MATMUL_QUANT,
+    quantize,
+    norm,
+    {{rope<PagesF32>, attend_f32}, {rope<PagesBf16>, RIDGELINE_ATTEND_BF16}},
+    merge_splits,
+    log_sum_exp,
 };
 
 }  // namespace ridgeline::RIDGELINE_ISA

@@ -132,7 +132,7 @@ void bind_executor(nb::module_& m) {
           "__init__",
           [](Executor* self, const ModelShape& shape, const std::string& kv_dtype, int num_pages, int max_rows,
              int num_sampler_slots, int threads) {
-            new (self) Executor(shape, parse_format(kv_dtype), num_pages, max_rows, num_sampler_slots, threads,
+            new (self) Executor(shape, parse_kv_format(kv_dtype), num_pages, max_rows, num_sampler_slots, threads,
                                 choose_kernels());
           },
           "shape"_a, "kv_dtype"_a, "num_pages"_a, "max_rows"_a, "num_sampler_slots"_a, "threads"_a)
