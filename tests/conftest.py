@@ -1,10 +1,14 @@
-"""Nothing that the tests run writes into the user's own cache directory."""
+"""Nothing that the tests run writes into the user's own cache directory, and no example fails for taking long."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("any-machine", deadline=None)  # a busy one takes long over any example
+hypothesis.settings.load_profile("any-machine")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -42,7 +42,7 @@ class ModelConfig:
 class EngineConfig:
     """Scheduling. Owned by `engine/`."""
 
-    max_batch_tokens: int | None = None  # per step; None: from `target_gap_s` and the measured prefill rate
+    max_batch_tokens: int | None = None  # per step; None: from `target_gap_s` and what prefill was seen to cost
     target_gap_s: float = 0.1  # the longest pause that a prefill chunk should cause in running decodes
     max_requests: int = 64  # running at once
     max_waiting: int = 512

@@ -63,30 +63,50 @@ def pacer(**config: Any) -> PrefillPacer:
     return PrefillPacer(EngineConfig(**config))
 
 
-def test_chunks_beside_decodes_start_small_and_follow_the_measured_rate() -> None:
+def test_chunks_beside_decodes_start_small_and_follow_the_measured_cost() -> None:
     p = pacer(target_gap_s=0.1)
-    assert p.max_prefill_tokens(2048) == 16
+    assert p.max_prefill_tokens(2048, 1) == 16
     p.observe([100], duration_s=0.1)
-    assert p.max_prefill_tokens(2048) == 100
-    p.observe([200, 99, 1], duration_s=0.1)  # the mean of 1,000 and 3,000 tokens/s
-    assert p.max_prefill_tokens(2048) == 200
-    assert p.max_prefill_tokens(50) == 50
+    assert p.max_prefill_tokens(2048, 1) == 100
+    p.observe([1, 1], duration_s=0.05)
+    p.observe([1, 60, 60], duration_s=0.13)  # 0.08 s more than decoding alone
+    assert p.max_prefill_tokens(2048, 1) == 150
+    assert p.max_prefill_tokens(50, 1) == 50
 
 
-def test_a_slow_machine_still_prefills() -> None:
+def test_decodes_slower_than_the_target_do_not_starve_prompts() -> None:
+    """Steps of 0.3 s, and 1 ms more per prompt token: 100 tokens pause the decodes for the target."""
+    p = pacer(target_gap_s=0.1)
+    p.observe([1] * 8, duration_s=0.3)
+    for _ in range(8):
+        chunk = p.max_prefill_tokens(2048, 8)
+        p.observe([1] * 8 + [chunk], duration_s=0.3 + 0.001 * chunk)
+    assert chunk == pytest.approx(100, abs=1)
+
+
+def test_as_many_prompt_tokens_as_decodes_are_always_allowed() -> None:
     p = pacer(target_gap_s=0.1)
     p.observe([100], duration_s=100.0)
-    assert p.max_prefill_tokens(2048) == 16
+    assert p.max_prefill_tokens(2048, 0) == 16
+    assert p.max_prefill_tokens(2048, 64) == 64
 
 
-@pytest.mark.parametrize(
-    ("chunk_lens", "duration_s"), [([1] * 64, 0.1), ([15], 0.1), ([20] + [1] * 40, 0.1), ([64], 0.0)]
-)
-def test_only_steps_that_are_mostly_prefill_are_measured(chunk_lens: list[int], duration_s: float) -> None:
-    p = pacer()
+@pytest.mark.parametrize(("duration_s", "allowed"), [(0.01, 200), (10.0, 50)])
+def test_one_disturbed_step_changes_little(duration_s: float, allowed: int) -> None:
+    p = pacer(target_gap_s=0.1)
+    p.observe([100], duration_s=0.1)
+    p.observe([1], duration_s=0.02)
+    p.observe([1, 100], duration_s)
+    assert p.max_prefill_tokens(2048, 1) == allowed
+
+
+@pytest.mark.parametrize(("chunk_lens", "duration_s"), [([49], 0.001), ([49, 1], 10.0), ([100], 0.0), ([1] * 64, 10.0)])
+def test_only_steps_with_a_chunk_of_about_that_size_are_measured(chunk_lens: list[int], duration_s: float) -> None:
+    p = pacer(target_gap_s=0.1)
+    p.observe([100], duration_s=0.1)
     p.observe(chunk_lens, duration_s)
-    assert p.max_prefill_tokens(2048) == 16
+    assert p.max_prefill_tokens(2048, 1) == 100
 
 
 def test_a_given_budget_is_not_paced() -> None:
-    assert pacer(max_batch_tokens=512).max_prefill_tokens(500) == 500
+    assert pacer(max_batch_tokens=512).max_prefill_tokens(500, 1) == 500

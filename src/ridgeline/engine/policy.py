@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from ridgeline.config import Admission, EngineConfig, Policy
@@ -52,34 +53,38 @@ def reserved_pages(request: Request, admission: Admission, page_size: int) -> in
 
 
 class PrefillPacer:
-    """Bounds the prefill tokens beside running decodes, so that a step takes about `target_gap_s`.
+    """Bounds the prefill tokens beside running decodes, so that these pause about `target_gap_s` longer than without.
 
-    The rate is measured on steps that are mostly prefill. A chunk that took less than the target raises the next one,
-    so that it finds the right size from the smallest upward.
+    What a chunk cost is its step's time less that of the steps that only decode: where these alone take as long as the
+    target, prompts would else creep by the smallest chunk, each at the price of a whole step. A chunk is also allowed
+    as many tokens as there are decodes beside it, which at most doubles the step's rows.
     """
 
     MIN_TOKENS = 16
+    MAX_CHANGE = 2.0  # from one chunk to the next, so that a step that was disturbed misleads but the next few
     SMOOTHING = 0.5  # weight of the newest step in the moving average
 
     def __init__(self, config: EngineConfig) -> None:
         self._target_gap_s = config.target_gap_s
         self._fixed = config.max_batch_tokens is not None
-        self._tokens_per_s: float | None = None
+        self._num_tokens = self.MIN_TOKENS
+        self._decode_s: float | None = None  # of a step without prefill
 
-    def max_prefill_tokens(self, room: int) -> int:
+    def max_prefill_tokens(self, room: int, num_decodes: int) -> int:
         """How many of `room` tokens of a step's budget may be prefill when the step also decodes."""
-        if self._fixed:
-            return room
-        wanted = 0 if self._tokens_per_s is None else int(self._tokens_per_s * self._target_gap_s)
-        return min(room, max(self.MIN_TOKENS, wanted))
+        return room if self._fixed else min(room, max(self._num_tokens, num_decodes))
 
     def observe(self, chunk_lens: Sequence[int], duration_s: float) -> None:
         """A step that ran chunks of so many tokens; chunks of one token are decodes."""
-        num_tokens = sum(chunk_lens)
         num_prefill = sum(length for length in chunk_lens if length > 1)
-        if duration_s <= 0 or num_prefill < max(self.MIN_TOKENS, num_tokens / 2):
+        if duration_s <= 0:
             return
-        rate = num_tokens / duration_s
-        if self._tokens_per_s is not None:
-            rate = self.SMOOTHING * rate + (1 - self.SMOOTHING) * self._tokens_per_s
-        self._tokens_per_s = rate
+        if num_prefill == 0:
+            before_s = duration_s if self._decode_s is None else self._decode_s
+            self._decode_s = self.SMOOTHING * duration_s + (1 - self.SMOOTHING) * before_s
+        elif num_prefill >= self._num_tokens / self.MAX_CHANGE:  # the short end of a prompt says little
+            pause_s = duration_s - (self._decode_s or 0.0) if 1 in chunk_lens else duration_s
+            fitting = num_prefill * self._target_gap_s / pause_s if pause_s > 0 else math.inf
+            least = max(self.MIN_TOKENS, self._num_tokens / self.MAX_CHANGE)
+            most = self.MAX_CHANGE * max(num_prefill, self._num_tokens)
+            self._num_tokens = int(max(least, min(fitting, most)))

@@ -96,7 +96,7 @@ class Scheduler:
         for request in sorted(decodes, key=lambda r: r.last_turn):
             self._schedule_one(request, step, now)
         if step.shares:
-            step.cap_room(self.pacer.max_prefill_tokens(step.room))
+            step.cap_room(self.pacer.max_prefill_tokens(step.room, len(step.shares)))
         for request in sorted(prefills, key=self._rank):
             self._schedule_one(request, step, now)
 
