@@ -17,6 +17,14 @@ static inline Vec load_scales(const void* scales, bool half, size_t at) {
   return half ? load_half(static_cast<const uint16_t*>(scales) + at) : load(static_cast<const float*>(scales) + at);
 }
 
+// Memory is asked for far ahead, as many lines as the L2 cache can wait for, and the L1 cache, which waits for fewer, shortly
+// before: together a tenth faster than either.
+static inline void prefetch_codes(const uint8_t* at) {
+  constexpr int kIntoL2 = 2, kNearBytes = 512;
+  __builtin_prefetch(at + kPrefetchBytes, 0, kIntoL2);
+  __builtin_prefetch(at + kNearBytes);
+}
+
 static inline size_t of_row(const QuantMatmulArgs& a, int row, int group) {
   return static_cast<size_t>(row) * a.num_groups + group;
 }
@@ -27,7 +35,9 @@ static inline void add_group(const QuantMatmulArgs& a, int row, int group, const
                              Vec (&total)[R][B]) {
   for (int b = 0; b < B; ++b) {
     const size_t of_block = (static_cast<size_t>(blocks[b]) * a.num_groups + group) * kLanes;
+    const size_t scale_bytes = a.half_scales ? sizeof(uint16_t) : sizeof(float);
     const Vec scales = load_scales(a.scales, a.half_scales, of_block);
+    __builtin_prefetch(static_cast<const char*>(a.scales) + of_block * scale_bytes + kPrefetchBytes / 8);
     for (int r = 0; r < R; ++r) {
       const Vec input_scale = broadcast(a.input_scales[of_row(a, row + r, group)]);
       total[r][b] = fma(to_floats(sum[r][b]), mul(input_scale, scales), total[r][b]);
@@ -42,11 +52,14 @@ static inline void add_group(const QuantMatmulArgs& a, int row, int group, const
   }
 }
 
-template <int kBits>
+// kStep inner values at a time, which divide a group: a loop of one known step costs a group of 32 nothing.
+//
+// Integers sum up in two chains, so that no product waits for the one before: of low and high nibbles, or of every other
+// line.
+template <int kBits, int kStep>
 struct QuantProduct {
   using Args = QuantMatmulArgs;
   static constexpr int kRows = kRowsQuant, kBlocks = kBlocksQuant;
-  static constexpr int kStep = 16;  // inner values at a time: divides every group
   static constexpr int kLineBytes = 4 * kLanes, kLines = kStep * kBits / 32;
 
   template <int R, int B>
@@ -56,42 +69,60 @@ struct QuantProduct {
       weights[b] = a.weights + static_cast<size_t>(blocks[b]) * a.padded_inner * kLanes * kBits / 8;
     for (int r = 0; r < R; ++r)
       for (int b = 0; b < B; ++b) total[r][b] = zero();
+    const int8_t* x = a.input + row * a.input_stride;
     for (int group = 0; group < a.num_groups; ++group) {
-      Ints sum[R][B];
+      Ints sum[R][B], second[R][B];
       for (int r = 0; r < R; ++r) {
         const Ints offset = broadcast_int(-a.zero * a.input_sums[of_row(a, row + r, group)]);
-        for (int b = 0; b < B; ++b) sum[r][b] = offset;
+        for (int b = 0; b < B; ++b) {
+          sum[r][b] = offset;
+          second[r][b] = broadcast_int(0);
+        }
       }
-      for (int k = group * a.group; k < (group + 1) * a.group; k += kStep) {
-        add_step(a, row, k, weights, sum);
+      for (int k = 0; k < a.group; k += kStep, x += kStep) {
+        add_step(a, x, weights, sum, second);
         for (int b = 0; b < B; ++b) weights[b] += kLines * kLineBytes;
       }
+      for (int r = 0; r < R; ++r)
+        for (int b = 0; b < B; ++b) sum[r][b] = add(sum[r][b], kBits == 4 ? sixteenth(second[r][b]) : second[r][b]);
       add_group(a, row, group, blocks, sum, total);
     }
   }
 
  private:
-  // sum += code * x over the inner values k .. k + kStep - 1.
+  // sum + second (of 4 bits, second / 16) grow by code * x of kStep inner values.
   template <int R, int B>
-  static inline void add_step(const Args& a, int row, int k, const uint8_t* const (&weights)[B], Ints (&sum)[R][B]) {
+  static inline void add_step(const Args& a, const int8_t* x, const uint8_t* const (&weights)[B], Ints (&sum)[R][B],
+                              Ints (&second)[R][B]) {
     for (int line = 0; line < kLines; ++line)
       for (int b = 0; b < B; ++b) {
         const uint8_t* at = weights[b] + line * kLineBytes;
-        __builtin_prefetch(at + kPrefetchBytes);
-        Codes codes[8 / kBits];
-        codes[0] = load_codes(at);
-        if constexpr (kBits == 4) split_nibbles(codes[0], codes[0], codes[1]);
-        for (int part = 0; part < 8 / kBits; ++part)
+        prefetch_codes(at);
+        Codes codes = load_codes(at);
+        if constexpr (kBits == 4) {
+          Codes high;
+          split_nibbles(codes, codes, high);
           for (int r = 0; r < R; ++r) {
-            const Quad x = load_quad(a.input + (row + r) * a.input_stride + k + (line * 8 / kBits + part) * 4);
-            sum[r][b] = dot(codes[part], x, sum[r][b]);
+            const int8_t* inputs = x + r * a.input_stride + line * 8;
+            sum[r][b] = dot(codes, load_quad(inputs), sum[r][b]);
+            second[r][b] = dot(high, load_quad(inputs + 4), second[r][b]);
           }
+        } else {
+          Ints(&to)[R][B] = line % 2 ? second : sum;
+          for (int r = 0; r < R; ++r) to[r][b] = dot(codes, load_quad(x + r * a.input_stride + line * 4), to[r][b]);
+        }
       }
   }
 };
 
+template <int kBits>
+static void matmul_quant_of(const QuantMatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
+  const auto product = a.group % 32 == 0 ? matmul<QuantProduct<kBits, 32>> : matmul<QuantProduct<kBits, 16>>;
+  product(a, row_begin, row_end, block_begin, block_end);
+}
+
 static void matmul_quant(const QuantMatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
-  (a.bits == 8 ? matmul<QuantProduct<8>> : matmul<QuantProduct<4>>)(a, row_begin, row_end, block_begin, block_end);
+  (a.bits == 8 ? matmul_quant_of<8> : matmul_quant_of<4>)(a, row_begin, row_end, block_begin, block_end);
 }
 
 // The butterflies of the Hadamard transform: (a, b) -> (a + b, a - b) for values `half` apart.

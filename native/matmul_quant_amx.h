@@ -237,12 +237,12 @@ static void add_groups(const QuantMatmulArgs& a, const int8_t* x, const RowGroup
 
 // code - zero of `inner` values of a block of 4 bits.
 static inline void unpack(const uint8_t* pairs, int inner, int zero_code, uint8_t* codes) {
-  const __m512i offset = _mm512_set1_epi8(static_cast<char>(zero_code));
+  const __m512i offset = _mm512_set1_epi8(static_cast<char>(zero_code)), nibble = _mm512_set1_epi8(15);
   for (int k = 0; k < inner; k += 8, pairs += 4 * kLanes, codes += 8 * kLanes) {
-    Codes low, high;
-    split_nibbles(load_codes(pairs), low, high);
-    _mm512_store_si512(codes, _mm512_sub_epi8(low.v, offset));
-    _mm512_store_si512(codes + 4 * kLanes, _mm512_sub_epi8(high.v, offset));
+    const __m512i both = _mm512_loadu_si512(pairs);
+    const __m512i low = _mm512_and_si512(both, nibble), high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+    _mm512_store_si512(codes, _mm512_sub_epi8(low, offset));
+    _mm512_store_si512(codes + 4 * kLanes, _mm512_sub_epi8(high, offset));
   }
 }
 

@@ -145,6 +145,8 @@ struct Ints {
   __m256i lo, hi;
 };
 static inline Ints broadcast_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+static inline Ints add(Ints a, Ints b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+static inline Ints sixteenth(Ints x) { return {_mm256_srai_epi32(x.lo, 4), _mm256_srai_epi32(x.hi, 4)}; }
 static inline Vec to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
 
 struct Codes {
@@ -154,11 +156,10 @@ static inline Codes load_codes(const uint8_t* p) {
   const auto* halves = reinterpret_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
 }
-static inline void split_nibbles(Codes pairs, Codes& low, Codes& high) {
+static inline void split_nibbles(Codes pairs, Codes& low, Codes& high_16) {
   const __m256i nibble = _mm256_set1_epi8(15);
   low = {_mm256_and_si256(pairs.lo, nibble), _mm256_and_si256(pairs.hi, nibble)};
-  high = {_mm256_and_si256(_mm256_srli_epi16(pairs.lo, 4), nibble),
-          _mm256_and_si256(_mm256_srli_epi16(pairs.hi, 4), nibble)};
+  high_16 = {_mm256_andnot_si256(nibble, pairs.lo), _mm256_andnot_si256(nibble, pairs.hi)};
 }
 
 // vpmaddubsw would saturate: the even and the odd values are multiplied as 16-bit numbers instead

@@ -114,16 +114,18 @@ struct Ints {
   __m512i v;
 };
 static inline Ints broadcast_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
+static inline Ints add(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
+static inline Ints sixteenth(Ints x) { return {_mm512_srai_epi32(x.v, 4)}; }
 static inline Vec to_floats(Ints x) { return {_mm512_cvtepi32_ps(x.v)}; }
 
 struct Codes {
   __m512i v;
 };
 static inline Codes load_codes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
-static inline void split_nibbles(Codes pairs, Codes& low, Codes& high) {
+static inline void split_nibbles(Codes pairs, Codes& low, Codes& high_16) {
   const __m512i nibble = _mm512_set1_epi8(15);
   low = {_mm512_and_si512(pairs.v, nibble)};
-  high = {_mm512_and_si512(_mm512_srli_epi16(pairs.v, 4), nibble)};
+  high_16 = {_mm512_andnot_si512(nibble, pairs.v)};
 }
 
 static inline __m512i four_bytes(const int8_t* x) {
@@ -170,6 +172,6 @@ static inline Vec max_of_each(const Vec (&rows)[16]) {
 }
 
 // Register blocks: rows x blocks accumulators must fit in 32 registers beside the operands.
-constexpr int kRowsF32 = 6, kRowsBf16 = 3, kBlocksFloat = 4, kRowsQuant = 4, kBlocksQuant = 2, kQueries = 8;
+constexpr int kRowsF32 = 6, kRowsBf16 = 3, kBlocksFloat = 4, kRowsQuant = 4, kBlocksQuant = 1, kQueries = 8;
 
 }  // namespace ridgeline::RIDGELINE_ISA

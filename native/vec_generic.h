@@ -160,6 +160,15 @@ static inline Ints broadcast_int(int32_t x) {
   for (int i = 0; i < 16; ++i) r.v[i] = x;
   return r;
 }
+static inline Ints add(Ints a, Ints b) {
+  for (int i = 0; i < 16; ++i) a.v[i] += b.v[i];
+  return a;
+}
+// Of multiples of 16.
+static inline Ints sixteenth(Ints x) {
+  for (int i = 0; i < 16; ++i) x.v[i] >>= 4;
+  return x;
+}
 static inline Vec to_floats(Ints x) {
   return each_lane([&](int i) { return static_cast<float>(x.v[i]); });
 }
@@ -173,10 +182,11 @@ static inline Codes load_codes(const uint8_t* p) {
   std::memcpy(r.v, p, sizeof r.v);
   return r;
 }
-static inline void split_nibbles(Codes pairs, Codes& low, Codes& high) {
+// The codes in low nibbles, and 16 times those in high ones, which spares a shift.
+static inline void split_nibbles(Codes pairs, Codes& low, Codes& high_16) {
   for (int i = 0; i < 64; ++i) {
-    low.v[i] = pairs.v[i] & 15;
-    high.v[i] = pairs.v[i] >> 4;
+    low.v[i] = pairs.v[i] & 0x0F;
+    high_16.v[i] = pairs.v[i] & 0xF0;
   }
 }
 
