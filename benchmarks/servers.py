@@ -164,10 +164,11 @@ Written by `benchmarks/servers.py` on {datetime.date.today()}, in {seconds / 60:
 ![Throughput, time to first token and time per output token against the requests at once](servers.svg)
 
 {table(points)}
-`limit` is what the planner says of that format on this machine, before the run. `tokens/s` is that of the steady state
-where there is one; over the whole run all four can be compared. Static batching's TPOT is that of a batch that empties as its
-answers end (of 16 at once, 6.8 on average with these lengths), continuous batching's that of a full one. Goodput: requests/s that met {LOAD[-1]}. `~` marks a
-percentile of few samples (P99 needs 500). Client: its share of a core, and how late its event loop was at P99.
+`limit` is what the planner says of that format on this machine, before the run. `tokens/s` is that of the steady
+state where there is one; over the whole run all four can be compared. Static batching's TPOT is that of a batch that
+empties as its answers end (of 16 at once, 6.8 on average with these lengths), continuous batching's that of a full
+one. Goodput: requests/s that met {LOAD[-1]}. `~` marks a percentile of few samples (P99 needs 500). Client: its
+share of a core, and how late its event loop was at P99.
 
 {remarks(points)}
 ## Commands

@@ -6,7 +6,7 @@ best matrix throughput of our own kernels.
 
     .venv/bin/python benchmarks/speed.py [MODEL] [--random] [--formats bf16,int8]
 
-`--random`: a config.json or a catalog's name alone, with random weights; written to docs/results/speed_random.md.
+`--random`: MODEL is a config.json alone and gets random weights; written to docs/results/speed_random.md.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ridgeline.cost.hardware import Hardware
 from ridgeline.cost.roofline import Roofline, Work
 from ridgeline.engine.plan import Executor, StepPlan
 from ridgeline.executors.native_build import PLAIN_DTYPES
+from ridgeline.model.resolve import resolve_model
 from ridgeline.model.runtime import load_runtime
 from runs import Rows, plan_of, this_machine
 
@@ -56,7 +57,7 @@ def main() -> None:
     lines = []
     for dtype in arguments.formats.split(","):
         lines += measure_format(arguments.model, dtype, "random" if arguments.random else "checkpoint")
-    named = f"{arguments.model}{' with random weights (speed only)' if arguments.random else ''}"
+    named = f"{resolve_model(arguments.model).name}{' with random weights (speed only)' if arguments.random else ''}"
     text = (
         "# One step beside its floor\n\n"
         f"Written by `benchmarks/speed.py`: {named}, {this_machine()}.\nMedians of {ROUNDS} rounds in which the cases "
