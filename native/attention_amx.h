@@ -1,7 +1,8 @@
 // bf16 attention by AMX tiles. tdpbf16ps adds in the order that kernels_attention.h follows, hence the same bits.
 //
 // Up to 32 queries, two pages of a block or two tiles of the head dimension share four accumulators; K and V stand in
-// the pages as the tiles that they are. Head sizes that are no multiple of 32 go by Vec.
+// the pages as the tiles that they are, and are read past the L1 cache, which they would empty of everything that is
+// read again. Head sizes that are no multiple of 32 go by Vec.
 #pragma once
 #include <immintrin.h>
 
@@ -62,8 +63,8 @@ struct ByTiles {
       _tile_zero(3);
     }
     for (int d = 0; d < o.a.head_dim; d += kBf16Tile) {
-      _tile_loadd(6, keys0 + d * kLanes, 64);
-      _tile_loadd(7, keys1 + d * kLanes, 64);
+      _tile_stream_loadd(6, keys0 + d * kLanes, 64);
+      _tile_stream_loadd(7, keys1 + d * kLanes, 64);
       _tile_loadd(4, queries + d, query_bytes);
       multiply<kTwoTiles>(queries + kTileRows * o.a.head_dim + d, query_bytes);
     }
@@ -82,8 +83,8 @@ struct ByTiles {
       _tile_loadd(3, state.row(kTileRows) + d + kLanes, out_bytes);
     }
     for (int key = keys.begin; key < keys.end; key += kPageSize) {
-      _tile_loadd(6, o.values(key, d), 64);
-      _tile_loadd(7, o.values(key, d + kLanes), 64);
+      _tile_stream_loadd(6, o.values(key, d), 64);
+      _tile_stream_loadd(7, o.values(key, d + kLanes), 64);
       _tile_loadd(4, b.weights[0] + key - keys.begin, kWeightBytes);
       multiply<kTwoTiles>(b.weights[kTileRows] + key - keys.begin, kWeightBytes);
     }

@@ -116,16 +116,19 @@ void Executor::list_attention_tasks() {
   const int group = shape_.num_heads / shape_.num_kv_heads;
   for (int i = 0; i + 1 < static_cast<int>(query_start_.size()); ++i) {
     const int32_t* block_table = block_tables_.data() + static_cast<size_t>(i) * block_table_width_;
-    const int end = query_start_[i + 1] * group;
-    for (int query = query_start_[i] * group; query < end; query += kMaxQueries)
-      for (int head = 0; head < shape_.num_kv_heads; ++head)
-        attention_tasks_.push_back({block_table, head, query, std::min(query + kMaxQueries, end)});
+    const int begin = query_start_[i] * group;
+    for (int head = 0; head < shape_.num_kv_heads; ++head)  // one after another: a head's keys and values fit in the L2
+      for (int end = query_start_[i + 1] * group; end > begin; end -= kMaxQueries)
+        attention_tasks_.push_back({block_table, head, std::max(end - kMaxQueries, begin), end});
   }
   if (static_cast<int>(attention_tasks_.size()) < kTasksPerThread * pool_.size()) split_attention_tasks();
   // the longest contexts first, so that none is left over for the end
-  std::stable_sort(attention_tasks_.begin(), attention_tasks_.end(), [&](const auto& a, const auto& b) {
-    return positions_[(a.query_end - 1) / group] > positions_[(b.query_end - 1) / group];
-  });
+  const auto last_position = [&](const AttentionTask& t) {
+    const auto sequence = (t.block_table - block_tables_.data()) / block_table_width_;
+    return positions_[query_start_[sequence + 1] - 1];
+  };
+  std::stable_sort(attention_tasks_.begin(), attention_tasks_.end(),
+                   [&](const auto& a, const auto& b) { return last_position(a) > last_position(b); });
 }
 
 // Gives each split of a long context to a task of its own; merge_tasks_ put their results together.
