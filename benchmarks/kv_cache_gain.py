@@ -1,7 +1,8 @@
-"""What the KV cache saves: 256 tokens with it and without. Writes docs/results/kv_cache.md.
+"""What the KV cache saves: 256 tokens with it and without. Writes docs/results/kv_cache_gain.md.
 
 Without, every token computes the whole sequence anew (`--no-kv-cache`), so its time grows with the sequence and the
-total with its square. The tokens must be the same, or nothing is written. Both take turns; figures are medians.
+total with its square. The tokens must be the same, or nothing is written. Both take turns; figures are medians. Four
+minutes with SmolLM2 on two cores.
 
     .venv/bin/python benchmarks/kv_cache_gain.py [MODEL] [--dtype DTYPE ...] [--rounds N]
 """
@@ -9,6 +10,7 @@ total with its square. The tokens must be the same, or nothing is written. Both 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from ridgeline.model.resolve import resolve_model
 from ridgeline.model.runtime import load_runtime
 from runs import Timed, this_machine, timed_generate
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results" / "kv_cache.md"
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "kv_cache_gain.md"
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 256
 STRETCH = 32  # tokens over which a time per token is averaged
 MODES = {
@@ -31,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--dtype", nargs="+", default=["fp32", "bf16", "int8"])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     lines = [line for dtype in arguments.dtype for line in measure(arguments.model, dtype, arguments.rounds)]
     text = (
@@ -52,9 +54,10 @@ def measure(model: str, dtype: str, rounds: int) -> list[str]:
     runtime = load_runtime(model, config, num_sampler_slots=1)
     prompt = np.random.default_rng(0).integers(1000, runtime.spec.vocab_size, PROMPT_TOKENS).tolist()
     found: dict[str, list[Timed]] = {mode: [] for mode in MODES}
-    for _ in range(rounds):
+    for number in range(rounds):
         for mode, engine in MODES.items():
-            found[mode].append(timed_generate(runtime, prompt, OUTPUT_TOKENS, engine))
+            found[mode].append(run := timed_generate(runtime, prompt, OUTPUT_TOKENS, engine))
+            print(f"{dtype}, round {number + 1} of {rounds}, {mode}: {run.seconds[-1]:.1f} s", file=sys.stderr)
     runtime.close()
     sequences = {tuple(run.token_ids) for runs in found.values() for run in runs}
     if len(sequences) > 1:

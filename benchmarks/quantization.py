@@ -1,7 +1,7 @@
 """Quality, memory, TTFT and TPOT of each number format in one table: writes docs/results/quantization.md.
 
 Quality is what `benchmarks/quality.py` found (docs/results/quality.json). Times are measured here: all formats are
-loaded and take turns for several rounds, on one sequence; figures are medians.
+loaded and take turns for several rounds, on one sequence; figures are medians. Two minutes with SmolLM2 on two cores.
 
     .venv/bin/python benchmarks/quantization.py [MODEL] [--formats bf16,int8,int4-g32+head=int8] [--rounds N]
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from ridgeline.model.runtime import ModelRuntime, load_runtime
 from runs import Timed, this_machine, timed_generate
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "results"
-FORMATS = "fp32,bf16,int8,int8-g32,int4-g128,int4-g64,int4-g32,int4-g32-zp"
+FORMATS = "fp32,bf16,int8,int8-g32,int4-g128,int4-g64,int4-g32,int4-g32-zp,gguf"
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 64
 
 
@@ -50,6 +51,7 @@ def main() -> None:
 
 
 def _load(model: str, name: str) -> ModelRuntime:
+    print(f"loading {name}", file=sys.stderr)
     context = 2 * (PROMPT_TOKENS + OUTPUT_TOKENS)
     return load_runtime(model, dataclasses.replace(parse_format(name), context=context), num_sampler_slots=1)
 
@@ -62,6 +64,7 @@ def measure(runtimes: dict[str, ModelRuntime], rounds: int) -> dict[str, list[Ti
         for name, runtime in runtimes.items():
             prompt = np.random.default_rng(seed).integers(1000, runtime.spec.vocab_size, PROMPT_TOKENS).tolist()
             timed[name].append(timed_generate(runtime, prompt, OUTPUT_TOKENS, whole_prompts))
+        print(f"round {seed} of {rounds}", file=sys.stderr)
     return {name: runs[1:] for name, runs in timed.items()}
 
 
@@ -72,7 +75,7 @@ def quality_of(model: str, name: str) -> tuple[str, str]:
     if name not in rows:
         return "-", "-"
     change = relative_perplexity(rows[name]["nll"], rows["fp32"]["nll"])
-    return f"{change.value:+.2%} ± {change.error:.2%}", f"{mean(rows[name]['kl']).value:.5f}"
+    return f"{change.value:+.2%} ± {change.error:.2%}", f"{abs(mean(rows[name]['kl']).value):.5f}"
 
 
 def _row(name: str, runtime: ModelRuntime, timed: dict[str, list[Timed]], quality: tuple[str, str]) -> str:
