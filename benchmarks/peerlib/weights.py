@@ -11,6 +11,7 @@ import json
 import math
 import shutil
 import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,46 +44,45 @@ _GGUF_NAMES = {
 
 def checkpoint(directory: Path, model: str) -> Path:
     """The Hugging Face directory of `model` under `directory`, made when it is not there."""
-    path = directory / model / "hf"
-    if not path.exists():
-        making = _empty(path.with_name("hf.making"))
-        _write_checkpoint(making, *(_random_shape() if model == "qwen3" else _bundled()))
-        making.rename(path)
-    return path
+    parts = _random_shape if model == "qwen3" else _bundled
+    return _made(directory / model / "hf", lambda making: _write_checkpoint(making, *parts()))
 
 
 def gguf(directory: Path, model: str, kind: str, environment: Environment) -> Path:
     """`kind` is BF16, Q8_0 or Q4_0."""
-    path = directory / model / f"{kind}.gguf"
-    if not path.exists():
-        making = path.with_suffix(".making")
+
+    def make(making: Path) -> None:
         if kind == "BF16":
             write_gguf(making, checkpoint(directory, model))
         else:
             source = gguf(directory, model, "BF16", environment)
             _run(environment.llama_cpp("llama-quantize"), "--pure", source, making, kind)
-        making.rename(path)
-    return path
+
+    return _made(directory / model / f"{kind}.gguf", make)
 
 
 def openvino(directory: Path, model: str, kind: str, environment: Environment) -> Path:
     """`kind` is int8 or int4. A group of 4-bit weights is 128 long, or the longest that divides a matrix's rows."""
-    path = directory / model / f"openvino-{kind}"
-    if not path.exists():
-        making = _empty(path.with_name(path.name + ".making"))
-        options = ["--task", "text-generation-with-past", "--weight-format", kind, "--sym"]
-        if kind == "int4":
-            options += ["--group-size", "128", "--group-size-fallback", "adjust", "--ratio", "1.0", "--all-layers"]
+    options = ["--task", "text-generation-with-past", "--weight-format", kind, "--sym"]
+    if kind == "int4":
+        options += ["--group-size", "128", "--group-size-fallback", "adjust", "--ratio", "1.0", "--all-layers"]
+
+    def make(making: Path) -> None:
         program = environment.python("python").with_name("optimum-cli")
         _run(program, "export", "openvino", "-m", checkpoint(directory, model), *options, making)
+
+    return _made(directory / model / f"openvino-{kind}", make)
+
+
+def _made(path: Path, make: Callable[[Path], None]) -> Path:
+    """`path`; where it is not there, what `make` writes under another name, so that it is whole or not there."""
+    if not path.exists():
+        making = path.with_name(path.name + ".making")
+        shutil.rmtree(making, ignore_errors=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        make(making)
         making.rename(path)
     return path
-
-
-def _empty(directory: Path) -> Path:
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    return directory
 
 
 def _run(*command: str | Path) -> None:
@@ -130,6 +130,7 @@ def _made_up_tokenizer(vocab_size: int) -> Tokenizer:
 def _write_checkpoint(
     directory: Path, config: dict[str, Any], spec: ModelSpec, weights: Weights, tokenizer: Tokenizer
 ) -> None:
+    directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -142,7 +143,11 @@ def _write_safetensors(path: Path, weights: Weights) -> None:
     header, position = {}, 0
     for name, shape in weights.shapes.items():
         end = position + 2 * math.prod(shape)
-        header[_hf_name(name)] = {"dtype": "BF16", "shape": shape, "data_offsets": [position, end]}
+        header[_foreign(name, _HF_NAMES, "model.layers")] = {
+            "dtype": "BF16",
+            "shape": shape,
+            "data_offsets": [position, end],
+        }
         position = end
     text = json.dumps(header).encode()
     with path.open("wb") as file:
@@ -151,9 +156,10 @@ def _write_safetensors(path: Path, weights: Weights) -> None:
             file.write(weights.read_bf16(name).tobytes())
 
 
-def _hf_name(name: str) -> str:
+def _foreign(name: str, names: Mapping[str, str], layers: str) -> str:
+    """Our name of a weight (`embed`, `layers.3.q`) as others call it, by their names of its parts and of the layers."""
     *layer, part = name.split(".")
-    return f"{'model.' if layer else ''}{'.'.join([*layer, _HF_NAMES[part]])}.weight"
+    return ".".join([*([layers, layer[1]] if layer else []), names[part], "weight"])
 
 
 def write_gguf(path: Path, source: Path) -> None:
@@ -169,7 +175,7 @@ def write_gguf(path: Path, source: Path) -> None:
         if spec.architecture == "llama" and name.rpartition(".")[2] in ("q", "k"):
             values = _adjacent_pairs(values, spec.head_dim)
         kind = GGMLQuantizationType.BF16 if len(shape) == 2 else GGMLQuantizationType.F32
-        writer.add_tensor(_gguf_name(name), quantize(values, kind), raw_dtype=kind)
+        writer.add_tensor(_foreign(name, _GGUF_NAMES, "blk"), quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -203,11 +209,6 @@ def _add_vocabulary(writer: GGUFWriter, spec: ModelSpec, declared: dict[str, Any
     writer.add_token_merges([" ".join(pair) for pair in declared["model"]["merges"]])
     writer.add_eos_token_id(spec.eos_token_ids[0])
     writer.add_add_bos_token(False)
-
-
-def _gguf_name(name: str) -> str:
-    *layer, part = name.split(".")
-    return f"{f'blk.{layer[1]}.' if layer else ''}{_GGUF_NAMES[part]}.weight"
 
 
 def _adjacent_pairs(values: Float32, head_dim: int) -> Float32:
