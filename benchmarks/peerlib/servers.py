@@ -58,20 +58,22 @@ def serving(setup: Setup, engine: Engine, options: dict[str, str]) -> Iterator[S
 
 
 def _command(setup: Setup, engine: Engine, options: dict[str, str], port: int) -> tuple[list[str], dict[str, str]]:
-    """All get two threads' worth of work, room for as many tokens, and no cached prefixes from another run."""
+    """All get the same number of threads, room for as many tokens, and no prefix cache."""
     path, threads = str(setup.path(engine)), str(setup.threads)
     if engine.kind == "llamacpp":
         command = [str(setup.environment.llama_cpp("llama-server")), "-m", path, "--port", str(port), "-t", threads]
         command += ["-np", str(CLIENTS), "-c", str(CLIENTS * _REQUEST_TOKENS), "-fa", options["flash"]]
+        command += ["--no-cache-prompt", "--cache-ram", "0"]
         return command, {}
     if engine.kind == "vllm":
         command = [setup.python(engine), "-m", "vllm.entrypoints.openai.api_server", "--model", path]
         command += ["--port", str(port), "--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "64"]
+        command += ["--no-enable-prefix-caching"]
         bind = f"0-{setup.threads - 1}"
         return command, {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": bind, "OMP_NUM_THREADS": threads}
     kv_memory = setup.kv_bytes(CLIENTS * _REQUEST_TOKENS)
     command = [sys.executable, "-m", "ridgeline.cli", "serve", path, "--port", str(port), "--threads", threads]
-    command += ["--kv-memory", str(kv_memory), "--dtype", options["dtype"]]
+    command += ["--kv-memory", str(kv_memory), "--dtype", options["dtype"], "--no-prefix-cache"]
     return command + (["--kv-dtype", options["kv_dtype"]] if "kv_dtype" in options else []), {}
 
 
