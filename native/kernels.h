@@ -18,8 +18,8 @@ constexpr int kMaxQueries = 32;    // in one attention task
 constexpr int kMaxHeadDim = 512;
 
 enum class Format { kF32, kBf16 };
-enum class KvFormat { kF32, kBf16 };  // of pages
-constexpr int kNumKvFormats = 2;
+enum class KvFormat { kF32, kBf16, kInt8 };  // of pages
+constexpr int kNumKvFormats = 3;
 enum class Epilogue { kStore, kAdd, kSiluMul };
 
 // Weights packed in blocks of 16 outputs. f32: [block][inner][16]. bf16: [block][inner / 2][16][2], inner padded to
@@ -95,9 +95,10 @@ struct NormArgs {
 };
 
 // One layer's part of the pages, which stand page after page, each with all its layers, K before V, so that a page is
-// stored, loaded and copied whole. Both are packed like weights, step = 1 (f32) or 2 (bf16): K as [kv head][32 / 16]
-// [head_dim / step][16 keys][step], V as [kv head][padded head_dim / 16][32 / step][16 dimensions][step]. Slots without
-// a token are zero.
+// stored, loaded and copied whole. Both are packed like weights, step = 1 (f32), 2 (bf16) or 4 (int8): K as [kv head]
+// [32 / 16][head_dim / step][16 keys][step], V as [kv head][padded head_dim / 16][32 / step][16 dimensions][step]. In
+// int8, 32 fp32 scales follow the codes of a head's K, and those of its V: value = code * scale, scale = largest / 127.
+// Slots without a token are zero.
 struct KvLayer {
   char* k;  // of page 0
   char* v;
@@ -121,7 +122,7 @@ struct RopeArgs {
   const float* q_norm;       // [head_dim] or null
   const float* k_norm;
   float eps;
-  void* q;  // [kv head][rows * query heads of a KV head][head_dim] in the pages' format
+  void* q;  // [kv head][rows * query heads of a KV head][head_dim] in the pages' format, fp32 for int8
   size_t q_head_stride;
   int num_heads;
   int head_dim;

@@ -5,10 +5,12 @@
 #define RIDGELINE_ISA_NAME "amx"
 #define RIDGELINE_MATMUL_BF16 matmul_by_tiles
 #define RIDGELINE_ATTEND_BF16 attend_by_tiles
+#define RIDGELINE_ATTEND_INT8 attend_int8_by_tiles
 #define RIDGELINE_MATMUL_QUANT matmul_quant_by_tiles
 #include "vec_avx512.h"
 // after Vec
 #include "attention_amx.h"
+#include "attention_int8_amx.h"
 #include "matmul_amx.h"
 #include "matmul_quant_amx.h"
 // after both

@@ -1,6 +1,7 @@
 // Included last by each ISA's source file: names its kernels.
 #pragma once
 #include "kernels_attention.h"
+#include "kernels_attention_int8.h"
 #include "kernels_matmul.h"
 #include "kernels_quant.h"
 #include "kernels_rope.h"
@@ -9,6 +10,7 @@
 #ifndef RIDGELINE_MATMUL_BF16
 #define RIDGELINE_MATMUL_BF16 matmul<Bf16Product>
 #define RIDGELINE_ATTEND_BF16 attend_bf16
+#define RIDGELINE_ATTEND_INT8 attend_int8
 #endif
 #ifndef RIDGELINE_MATMUL_QUANT
 #define RIDGELINE_MATMUL_QUANT matmul_quant
@@ -23,7 +25,7 @@ static const Kernels kTable = {
     RIDGELINE_MATMUL_QUANT,
     quantize,
     norm,
-    {{rope<PagesF32>, attend_f32}, {rope<PagesBf16>, RIDGELINE_ATTEND_BF16}},
+    {{rope<PagesF32>, attend_f32}, {rope<PagesBf16>, RIDGELINE_ATTEND_BF16}, {rope<PagesInt8>, RIDGELINE_ATTEND_INT8}},
     merge_splits,
     log_sum_exp,
 };

@@ -133,12 +133,24 @@ static inline Vec swap_lanes(Vec x) {
   if constexpr (kHalf == 8) return {x.hi, x.lo};
 }
 
-static inline void store_codes(int8_t* p, Vec integers) {
-  const __m256i lo = _mm256_cvtps_epi32(integers.lo), hi = _mm256_cvtps_epi32(integers.hi);
+// Integers of -128..127.
+static inline void store_bytes(int8_t* p, __m256i lo, __m256i hi) {
   // quarters lo0 hi0 lo1 hi1 -> in order
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(lo, hi), 0b11011000);
   const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+static inline void store_codes(int8_t* p, Vec integers) {
+  store_bytes(p, _mm256_cvtps_epi32(integers.lo), _mm256_cvtps_epi32(integers.hi));
+}
+static inline void store_digits(int8_t* high, int8_t* low, const Vec (&x)[4]) {
+  const auto upper = [](__m256i v) { return _mm256_srai_epi32(_mm256_add_epi32(v, _mm256_set1_epi32(128)), 8); };
+  const auto lower = [&](__m256i v) { return _mm256_sub_epi32(v, _mm256_slli_epi32(upper(v), 8)); };
+  for (int i = 0; i < 4; ++i) {
+    const __m256i lo = _mm256_cvtps_epi32(x[i].lo), hi = _mm256_cvtps_epi32(x[i].hi);
+    store_bytes(high + 16 * i, upper(lo), upper(hi));
+    store_bytes(low + 16 * i, lower(lo), lower(hi));
+  }
 }
 
 struct Ints {
@@ -155,6 +167,10 @@ struct Codes {
 static inline Codes load_codes(const uint8_t* p) {
   const auto* halves = reinterpret_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
+}
+static inline Codes flip_signs(Codes c) {
+  const __m256i signs = _mm256_set1_epi8(-128);
+  return {_mm256_xor_si256(c.lo, signs), _mm256_xor_si256(c.hi, signs)};
 }
 static inline void split_nibbles(Codes pairs, Codes& low, Codes& high_16) {
   const __m256i nibble = _mm256_set1_epi8(15);

@@ -110,6 +110,21 @@ static inline void store_codes(int8_t* p, Vec integers) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(integers.v)));
 }
 
+static inline void store_digits(int8_t* high, int8_t* low, const Vec (&x)[4]) {
+  // packed by quarters, of x[0] x[1] x[2] x[3] in turn
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const auto pair = [](Vec a, Vec b) {
+    const __m512i both = _mm512_packs_epi32(_mm512_cvtps_epi32(a.v), _mm512_cvtps_epi32(b.v));
+    return _mm512_add_epi16(both, _mm512_set1_epi16(128));
+  };
+  const auto low_byte = [](__m512i words) { return _mm512_and_si512(words, _mm512_set1_epi16(255)); };
+  const __m512i a = pair(x[0], x[1]), b = pair(x[2], x[3]);
+  const __m512i upper = _mm512_packs_epi16(_mm512_srai_epi16(a, 8), _mm512_srai_epi16(b, 8));
+  const __m512i lower = _mm512_xor_si512(_mm512_packus_epi16(low_byte(a), low_byte(b)), _mm512_set1_epi8(-128));
+  _mm512_storeu_si512(high, _mm512_permutexvar_epi32(order, upper));
+  _mm512_storeu_si512(low, _mm512_permutexvar_epi32(order, lower));
+}
+
 struct Ints {
   __m512i v;
 };
@@ -122,6 +137,7 @@ struct Codes {
   __m512i v;
 };
 static inline Codes load_codes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+static inline Codes flip_signs(Codes c) { return {_mm512_xor_si512(c.v, _mm512_set1_epi8(-128))}; }
 static inline void split_nibbles(Codes pairs, Codes& low, Codes& high_16) {
   const __m512i nibble = _mm512_set1_epi8(15);
   low = {_mm512_and_si512(pairs.v, nibble)};

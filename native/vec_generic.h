@@ -151,6 +151,15 @@ static inline void store_codes(int8_t* p, Vec integers) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(integers.v[i]);
 }
 
+// 64 values rounded to integers (ties to even) as high * 256 + low; |x| <= 127 * 256.
+static inline void store_digits(int8_t* high, int8_t* low, const Vec (&x)[4]) {
+  for (int i = 0; i < 64; ++i) {
+    const int32_t integer = static_cast<int32_t>(x[i / 16].v[i % 16] + 12582912.0f - 12582912.0f);  // 1.5 * 2^23
+    high[i] = static_cast<int8_t>((integer + 128) >> 8);
+    low[i] = static_cast<int8_t>(integer - high[i] * 256);
+  }
+}
+
 // 16 int32.
 struct Ints {
   int32_t v[16];
@@ -181,6 +190,10 @@ static inline Codes load_codes(const uint8_t* p) {
   Codes r;
   std::memcpy(r.v, p, sizeof r.v);
   return r;
+}
+static inline Codes flip_signs(Codes signed_codes) {
+  for (int i = 0; i < 64; ++i) signed_codes.v[i] ^= 0x80;
+  return signed_codes;
 }
 // The codes in low nibbles, and 16 times those in high ones, which spares a shift.
 static inline void split_nibbles(Codes pairs, Codes& low, Codes& high_16) {

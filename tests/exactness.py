@@ -99,8 +99,11 @@ class _RecordingHandle:
         return result
 
 
-def open_runtime(dtype: str, threads: int) -> ModelRuntime:
-    return load_runtime(MODEL, ModelConfig(dtype=dtype, threads=threads, kv_memory=1 << 30))
+def open_runtime(formats: str, threads: int) -> ModelRuntime:
+    """`formats` is a dtype, and a KV format where that has its own: `bf16+int8`."""
+    dtype, _, kv_dtype = formats.partition("+")
+    config = ModelConfig(dtype=dtype, kv_dtype=kv_dtype or None, threads=threads, kv_memory=1 << 30)
+    return load_runtime(MODEL, config)
 
 
 def run(runtime: ModelRuntime, prompts: Sequence[Sequence[int]], num_tokens: int, schedule: Schedule) -> Outcome:

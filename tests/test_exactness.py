@@ -12,7 +12,7 @@ import pytest
 
 from exactness import NUM_PROMPTS, Schedule, open_runtime, prompts_of, run
 
-FORMATS = ("fp32", "bf16", "int8", "int4", "gguf")
+FORMATS = ("fp32", "bf16", "int8", "int4", "gguf", "bf16+int8")
 ALONE = Schedule(alone=True, threads=1)
 QUICK = [
     Schedule(),
@@ -28,7 +28,7 @@ HEADER = f"""# Exactness under every schedule
 
 Written by `make test-full` (tests/test_exactness.py): SmolLM2-135M-Instruct, {NUM_PROMPTS} prompts, {NUM_TOKENS} greedy
 tokens each; tokens and all logits of every row against the prompts alone on one thread. Arithmetic: {{ids}}.
-gguf is the file's own groups: Q4_1 matrices, a Q8_0 embedding.
+gguf is the file's own groups: Q4_1 matrices, a Q8_0 embedding; bf16+int8 keeps K and V in int8.
 
 | dtype | schedule | preemptions | logit rows compared | rows that differ |
 |---|---|---|---|---|

@@ -20,16 +20,17 @@ from ridgeline.quant.formats import SERVED, joined
 FREE_BYTES = 600 * 10**6
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32", "int4-g128"])
-def test_the_predicted_memory_is_allocated(dtype, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [("bf16", "bf16"), ("fp32", "fp32"), ("int4-g128", "bf16"), ("bf16", "int8")]
+)
+def test_the_predicted_memory_is_allocated(dtype, kv_dtype, monkeypatch):
     monkeypatch.setattr(runtime_module, "available_memory", lambda: 2 * FREE_BYTES if dtype == "fp32" else FREE_BYTES)
     free_bytes = runtime_module.available_memory()
     facts = load_facts("smollm2-135m")
     machine = Hardware("this", memory_bytes=free_bytes)
     final_len = 2048
-    kv_dtype = "fp32" if dtype == "fp32" else "bf16"
     predicted = make_plan(facts, machine, Question(2000, 48), dtype=dtype, kv_dtype=kv_dtype)
-    runtime = load_runtime("smollm2-135m", ModelConfig(dtype=dtype), num_sampler_slots=4096)
+    runtime = load_runtime("smollm2-135m", ModelConfig(dtype=dtype, kv_dtype=kv_dtype), num_sampler_slots=4096)
     try:
         executor = runtime.executor
         assert executor.weight_bytes == pytest.approx(predicted.weight_bytes, rel=0.01)

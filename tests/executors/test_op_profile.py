@@ -29,10 +29,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_hf(tmp_path_factory.mktemp("profile"), "llama")
 
 
-@pytest.fixture(params=["fp32", "bf16", "int8-g32"])
+@pytest.fixture(params=["fp32 fp32", "bf16 bf16", "int8-g32 bf16", "bf16 int8"])
 def executor(request: pytest.FixtureRequest, model: Path) -> Iterator[Any]:
-    kv_dtype = "fp32" if request.param == "fp32" else "bf16"
-    with open_executor("native", str(model), dtype=request.param, kv_dtype=kv_dtype) as executor:
+    dtype, kv_dtype = request.param.split()
+    with open_executor("native", str(model), dtype=dtype, kv_dtype=kv_dtype) as executor:
         yield executor
 
 
@@ -60,7 +60,7 @@ def test_flops_are_the_planners(executor: Any, model: Path) -> None:
 
 def test_bytes_are_those_of_the_memory(executor: Any, model: Path) -> None:
     """Every matrix once a step, and K and V of the whole context; products are packed in whole blocks."""
-    facts, kv_dtype = load_facts(str(model)), "bf16" if "bf16" in executor.arithmetic_id else "fp32"
+    facts, kv_dtype = load_facts(str(model)), executor.arithmetic_id.rpartition("-")[2]
     profile, _ = prefill_and_decode(executor)
     matrices = sum(section.nbytes for section in executor._core.sections()) - vectors(executor)
     assert total(profile, "bytes_moved", PRODUCTS) == 2 * matrices

@@ -9,6 +9,7 @@ from ridgeline.quant.bf16 import from_bf16, to_bf16
 
 ISAS = kernels.isas()
 FORMATS = ["fp32", "bf16"]
+KV_FORMATS = [*FORMATS, "int8"]
 
 
 def realistic(rng, *shape):
@@ -121,6 +122,12 @@ def test_log_sum_exp(isa):
     assert kernels.log_sum_exp(isa, values) == kernels.log_sum_exp("generic", values)
 
 
+def as_codes(heads):
+    """Each head's values rounded to 127 steps on either side, times the step."""
+    steps = np.abs(heads).max(axis=-1, keepdims=True) / 127
+    return np.rint(heads / steps) * steps
+
+
 class AttentionCase:
     """One sequence of `length` rows whose queries, keys and values are random, in shuffled pages."""
 
@@ -150,7 +157,7 @@ class AttentionCase:
         return out
 
     def expected(self):
-        """Plain softmax attention in fp64."""
+        """Plain softmax attention in fp64, over keys and values as int8 pages hold them."""
         length, group = len(self.qkv), self.heads // self.kv_heads
         x = self.qkv.astype(np.float64).reshape(length, -1, self.head_dim)
         half = self.head_dim // 2
@@ -159,6 +166,8 @@ class AttentionCase:
         a, b = x[..., :half], x[..., half:]
         turned = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
         q, k, v = turned[:, : self.heads], turned[:, self.heads : -self.kv_heads], x[:, -self.kv_heads :]
+        if self.dtype == "int8":
+            k, v = as_codes(k), as_codes(v)
         out = np.zeros((length, self.heads, self.head_dim))
         for row in range(length):
             first = max(0, row + 1 - self.window) if self.window else 0
@@ -181,13 +190,13 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dtype", KV_FORMATS)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "length", "window"), SHAPES)
 def test_attention(isa, dtype, heads, kv_heads, head_dim, length, window):
     case = AttentionCase(dtype, heads, kv_heads, head_dim, length, window)
     whole = case.run(isa)
-    tolerance = {"fp32": 2e-5, "bf16": 4e-2}[dtype]
+    tolerance = {"fp32": 2e-5, "bf16": 4e-2, "int8": 2e-3}[dtype]  # int8: some rounds to another code
     np.testing.assert_allclose(whole, case.expected(), atol=tolerance)
     for chunk in (1, 7, 32, 64):  # decode, and chunks that end inside, at and beyond a page
         if chunk > 1 or length < 512:
@@ -196,12 +205,26 @@ def test_attention(isa, dtype, heads, kv_heads, head_dim, length, window):
     np.testing.assert_array_equal(whole, case.run("generic"))
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dtype", KV_FORMATS)
 @pytest.mark.parametrize("isa", ISAS)
 def test_what_a_page_held_before_does_not_show(isa, dtype):
     case = AttentionCase(dtype, 6, 2, 64, 37)
     for chunk in (None, 1, 5):
         np.testing.assert_array_equal(case.run(isa, chunk, stale=np.nan), case.run(isa))
+
+
+@pytest.mark.parametrize(("dtype", "bad"), [*((dtype, np.nan) for dtype in KV_FORMATS), ("int8", np.inf)])
+@pytest.mark.parametrize("part", ["k", "v"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_key_or_value_that_is_not_finite_reaches_who_sees_it_and_no_page_before(isa, dtype, part, bad):
+    case = AttentionCase(dtype, 4, 2, 64, 130)
+    clean = case.run(isa, 1)
+    first_kv = {"k": 4, "v": 6}[part] * 64  # of KV head 0
+    case.qkv[100, first_kv + 5] = bad
+    dirty = case.run(isa, 1)
+    assert (~np.isfinite(dirty[100:, :128])).any(axis=1).all()
+    np.testing.assert_array_equal(dirty[:96], clean[:96])
+    np.testing.assert_array_equal(dirty[:, 128:], clean[:, 128:])
 
 
 def test_an_unknown_path_is_refused_by_name():

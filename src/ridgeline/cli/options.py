@@ -97,7 +97,11 @@ MODEL_OPTIONS: Group = {
         ModelConfig.head_dtype,
     ),
     "kv_dtype": (
-        _model(Literal["fp32", "bf16"] | None, "--kv-dtype", "KV cache format; as --dtype unless given."),
+        _model(
+            Literal["fp32", "bf16", "int8"] | None,
+            "--kv-dtype",
+            "KV cache format; as --dtype unless given, bf16 beside quantized weights. int8 is approximate.",
+        ),
         ModelConfig.kv_dtype,
     ),
     "kv_memory": (

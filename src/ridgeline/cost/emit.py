@@ -13,6 +13,7 @@ from ridgeline.config import nearest
 from ridgeline.cost.memory import BYTES_PER_VALUE, kv_budget
 from ridgeline.cost.plan import Plan
 from ridgeline.errors import ConfigError
+from ridgeline.quant.formats import SERVED_KV
 
 _GGML_KV = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "q8_0": "q8_0", "int8": "q8_0", "q4_0": "q4_0"}
 _OLLAMA_KV = {"bf16": "f16", "fp16": "f16", "q8_0": "q8_0", "int8": "q8_0", "q4_0": "q4_0"}
@@ -100,11 +101,11 @@ def _ridgeline(setup: Setup) -> list[str]:
     flags = [f"--context {setup.context}", f"--max-requests {setup.requests}"]
     if plan.dtype in BYTES_PER_VALUE:
         flags.append(f"--dtype {plan.dtype}")
-    if plan.kv_dtype in BYTES_PER_VALUE:
+    if plan.kv_dtype in SERVED_KV:
         flags.append(f"--kv-dtype {plan.kv_dtype}")
     if setup.memory_bytes is not None:
         flags.append(f"--kv-memory {kv_budget(setup.memory_bytes, plan.weight_bytes)}")
-    return [*_remarks(plan, set(BYTES_PER_VALUE), set(BYTES_PER_VALUE)), _join(f"ridgeline serve {plan.model}", flags)]
+    return [*_remarks(plan, set(BYTES_PER_VALUE), set(SERVED_KV)), _join(f"ridgeline serve {plan.model}", flags)]
 
 
 def _remarks(plan: Plan, dtypes: set[str], kv_dtypes: set[str]) -> list[str]:

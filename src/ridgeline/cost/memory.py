@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ridgeline.errors import ConfigError
 from ridgeline.model.spec import ModelSpec
+from ridgeline.quant.formats import kv_format
 
 BYTES_PER_VALUE = {"fp32": 4, "bf16": 2}
 PAGE_SIZE = 32  # tokens
@@ -32,8 +33,8 @@ def weight_bytes(spec: ModelSpec, dtype: str) -> int:
 
 
 def kv_bytes_per_token(spec: ModelSpec, kv_dtype: str) -> int:
-    """2 (K and V) x layers x KV heads x head dimension x bytes per value."""
-    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * bytes_per_value(kv_dtype)
+    """2 (K and V) x layers x KV heads x (head dimension x bytes per value, and those of a scale in int8)."""
+    return 2 * spec.num_layers * kv_format(kv_dtype).size(spec.num_kv_heads, spec.head_dim)
 
 
 def kv_budget(memory_bytes: int, weights_bytes: int) -> int:

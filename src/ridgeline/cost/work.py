@@ -11,7 +11,7 @@ from ridgeline.cost.plan import Plan
 from ridgeline.cost.question import Question
 from ridgeline.cost.roofline import Roofline, Work
 from ridgeline.model.anatomy import Attention, LatentAttention, Recurrent
-from ridgeline.quant.formats import kv_format
+from ridgeline.quant.formats import Format, kv_format
 from ridgeline.units import format_duration
 
 
@@ -121,26 +121,36 @@ def _larger(roofline: Roofline, work: Work) -> str:
 
 
 def kv_arithmetic(facts: ModelFacts, kv_dtype: str) -> str:
-    """As in `2 x 32 x 8 x 128 x 2 = 131,072 bytes`: K and V, layers, KV heads, head size, bytes per value."""
-    value_bytes = f"{kv_format(kv_dtype).bits / 8:g}"
+    """As in `2 x 32 x 8 x 128 x 2 = 131,072 bytes`: K and V, layers, KV heads, head size, bytes per value.
+
+    int8 has a scale per vector: `2 x 32 x 8 x (128 x 1 + 4) = 67,584 bytes`.
+    """
+    fmt = kv_format(kv_dtype)
     counts = Counter(layer.mixer for layer in facts.anatomy.layers)
     terms, bounded = [], []
     for mixer, layers in counts.items():
         if isinstance(mixer, LatentAttention):
-            sizes = [str(n) for n in (mixer.latent_dim, mixer.rope_dim, mixer.index_dim) if n]
-            terms.append(f"{layers} x ({' + '.join(sizes)}) x {value_bytes}")
+            sizes = [n for n in (mixer.latent_dim, mixer.rope_dim, mixer.index_dim) if n]
+            terms.append(f"{layers} x {_vector_bytes(sizes, fmt)}")
         elif isinstance(mixer, Recurrent):
             bounded.append(f"{layers} layers keep a state instead")
         elif isinstance(mixer, Attention) and mixer.owns_cache and mixer.window is None:
-            terms.append(_attention_term(mixer, layers, value_bytes))
+            terms.append(_attention_term(mixer, layers, fmt))
         elif isinstance(mixer, Attention) and mixer.owns_cache:
-            term = _attention_term(mixer, layers, value_bytes)
+            term = _attention_term(mixer, layers, fmt)
             bounded.append(f"{layers} layers keep the last {mixer.window:,} tokens only ({term} bytes each)")
     total = f"{' + '.join(terms) or '0'} = {facts.kv_bytes_per_token(kv_dtype):,} bytes"
     return "; ".join([total, *bounded])
 
 
-def _attention_term(mixer: Attention, layers: int, value_bytes: str) -> str:
+def _attention_term(mixer: Attention, layers: int, fmt: Format) -> str:
     if mixer.key_dim == mixer.value_dim:
-        return f"2 x {layers} x {mixer.num_kv_heads} x {mixer.key_dim} x {value_bytes}"
-    return f"{layers} x {mixer.num_kv_heads} x ({mixer.key_dim} + {mixer.value_dim}) x {value_bytes}"
+        return f"2 x {layers} x {mixer.num_kv_heads} x {_vector_bytes([mixer.key_dim], fmt)}"
+    return f"{layers} x {mixer.num_kv_heads} x {_vector_bytes([mixer.key_dim, mixer.value_dim], fmt)}"
+
+
+def _vector_bytes(sizes: list[int], fmt: Format) -> str:
+    values = f"({' + '.join(map(str, sizes))})" if len(sizes) > 1 else str(sizes[0])
+    values += f" x {fmt.bits / 8:g}"
+    scale_bytes = sum(fmt.size(1, size) - size * fmt.bits // 8 for size in sizes)
+    return f"({values} + {scale_bytes})" if scale_bytes else values

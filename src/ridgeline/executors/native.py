@@ -25,6 +25,7 @@ from ridgeline.executors.packing import load_weights
 from ridgeline.model.program import Program
 from ridgeline.model.rope import inverse_frequencies
 from ridgeline.model.spec import ModelSpec
+from ridgeline.quant.formats import SERVED_KV
 
 PAGE_SIZE = 32  # what the attention kernels' page layout is made for
 ARITHMETIC_VERSION = 2  # raise it when a kernel's accumulation order or rounding changes, or how weights are quantized
@@ -166,8 +167,9 @@ class NativeExecutor:
 def _check(forms: Mapping[str, MatrixForm], dtype: str, kv_dtype: str, page_size: int, threads: int) -> None:
     if dtype not in PLAIN_DTYPES and not any(form.groups for form in forms.values()):
         raise ConfigError(f"these weights do not come as {dtype!r}", hint="they run as fp32 and as bf16")
-    if kv_dtype not in PLAIN_DTYPES:
-        raise ConfigError(f"kv_dtype {kv_dtype!r} is not served by the native executor", hint="known: fp32, bf16")
+    if kv_dtype not in SERVED_KV:
+        known = ", ".join(SERVED_KV)
+        raise ConfigError(f"kv_dtype {kv_dtype!r} is not served by the native executor", hint=f"known: {known}")
     if dtype == "fp32" and kv_dtype == "bf16":
         raise ConfigError("kv_dtype bf16 needs dtype bf16", hint="leave --kv-dtype out, or give --dtype bf16")
     if threads > MAX_THREADS:

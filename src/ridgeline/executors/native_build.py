@@ -187,7 +187,7 @@ class Builder:
 
     def _buffer(self, name: str, form: InputForm | None = None) -> int:
         """The buffer of that name, plain unless a form is asked for."""
-        form = form or InputForm(self._kv_dtype if name == "q" else "fp32")
+        form = form or InputForm("bf16" if name == "q" and self._kv_dtype == "bf16" else "fp32")
         if (name, form) not in self._buffers:
             width, per_logit_row = self._program.widths[name], name in PER_LOGIT_ROW
             self._buffers[name, form] = (

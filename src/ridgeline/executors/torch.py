@@ -88,9 +88,9 @@ class TorchExecutor:
         is_quantized = bool(self._groups) and dtype not in DTYPES
         kv_dtype = kv_dtype or ("bf16" if is_quantized else dtype)
         compute_dtype = "fp32" if is_quantized else dtype
-        for name in (compute_dtype, kv_dtype):
+        for what, name in (("dtype", compute_dtype), ("kv_dtype", kv_dtype)):
             if name not in DTYPES:
-                raise ConfigError(f"the torch executor has no dtype {name!r}", hint=nearest(name, list(DTYPES)))
+                raise ConfigError(f"the torch executor has no {what} {name!r}", hint=nearest(name, list(DTYPES)))
         if threads is not None:
             torch.set_num_threads(threads)
         self.program = program

@@ -33,7 +33,7 @@ from ridgeline.model.rotated import untied
 from ridgeline.model.spec import ModelSpec
 from ridgeline.model.tokenizer import load_tokenizer
 from ridgeline.model.weights import Weights, open_weights, random_weights
-from ridgeline.quant.formats import GGUF, QUANTIZED, SERVED, joined, served_format
+from ridgeline.quant.formats import GGUF, QUANTIZED, SERVED, SERVED_KV, joined, served_format
 from ridgeline.units import format_bytes
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, float], None]  # a stage's name, and the share of that stage that is done
 
 DTYPES = {"native": SERVED, "torch": ("fp32", "fp64", "bf16")}
-KV_DTYPES = ("fp32", "bf16")
+KV_DTYPES = {"native": SERVED_KV, "torch": ("fp32", "bf16")}
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def load_runtime(
     notices: list[str] = []
     dtype = _choose_dtype(config, spec, notices)
     head_dtype = None if config.head_dtype is None else served_format(config.head_dtype)
-    kv_dtype = _choose_kv_dtype(config, dtype)
+    kv_dtype = _choose_kv_dtype(config, dtype, notices)
     program = build(untied(spec) if is_rotated(dtype) else spec)
     weights = in_format(_open(files, spec, config), spec, dtype, head_dtype)
     formats = joined(dtype, head_dtype)
@@ -148,11 +148,15 @@ def _announce(files: ModelFiles, formats: str, products: str, notices: list[str]
         notices.append(f"the file's own quantized weights are rounded anew to {formats}; --dtype gguf keeps them")
 
 
-def _choose_kv_dtype(config: ModelConfig, dtype: str) -> str:
+def _choose_kv_dtype(config: ModelConfig, dtype: str, notices: list[str]) -> str:
+    known = KV_DTYPES[config.executor]
     if config.kv_dtype is None:
-        return "bf16" if dtype in (*QUANTIZED, GGUF) else dtype if dtype in KV_DTYPES else "fp32"
-    if config.kv_dtype not in KV_DTYPES:
-        raise ConfigError(f"unknown kv_dtype {config.kv_dtype!r}", hint=nearest(config.kv_dtype, list(KV_DTYPES)))
+        return "bf16" if dtype in (*QUANTIZED, GGUF) else dtype if dtype in known else "fp32"
+    if config.kv_dtype not in known:
+        hint = nearest(config.kv_dtype, list(known))
+        raise ConfigError(f"the {config.executor} executor has no kv_dtype {config.kv_dtype!r}", hint=hint)
+    if config.kv_dtype == "int8":
+        notices.append("K and V are kept in 8 bits: approximate; --kv-dtype bf16 is not")
     return config.kv_dtype
 
 

@@ -120,6 +120,7 @@ _ALIASES = {
 }
 _MIXES = ("q2_k_s", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m")
 KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "q8_0", "q4_0")
+SERVED_KV = ("fp32", "bf16", "int8")  # by the native executor
 # A scale per vector in int8; per layer at most in fp8, which is left out.
 _KV_VECTORS = {"fp8": Format("fp8", 8), "int8": Format("int8", 8, group_bytes=4)}
 
