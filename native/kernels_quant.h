@@ -17,8 +17,8 @@ static inline Vec load_scales(const void* scales, bool half, size_t at) {
   return half ? load_half(static_cast<const uint16_t*>(scales) + at) : load(static_cast<const float*>(scales) + at);
 }
 
-// Memory is asked for far ahead, as many lines as the L2 cache can wait for, and the L1 cache, which waits for fewer, shortly
-// before: together a tenth faster than either.
+// Asked for far ahead into the L2 cache, which can wait for many lines, and shortly before into the L1 cache, which waits
+// for few: faster than either alone.
 static inline void prefetch_codes(const uint8_t* at) {
   constexpr int kIntoL2 = 2, kNearBytes = 512;
   __builtin_prefetch(at + kPrefetchBytes, 0, kIntoL2);

@@ -114,11 +114,13 @@ static void multiply_whole(const QuantMatmulArgs& a, int row_begin, int row_end,
 
 constexpr int kChunk = 512;         // inner values of a block that are unpacked at a time: 8 KiB that stay in the L1 cache
 constexpr int kPanelTiles = 16;     // row tiles that use them
+constexpr int kSumBuffers = 4;      // with two, a tile's store waits for loads of what is still there
 constexpr int kPanelGroups = 1024;  // groups of all row tiles whose scales stand ready
 
+// All inlined: a call that stayed one would keep what it changes in memory.
 template <int N, class F>
-static inline void unrolled(F f) {
-  [&]<int... I>(std::integer_sequence<int, I...>) {
+[[gnu::always_inline]] static inline void unrolled(F f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
     (f(std::integral_constant<int, I>{}), ...);
   }(std::make_integer_sequence<int, N>{});
 }
@@ -130,7 +132,8 @@ struct alignas(64) RowGroup {
   int32_t offsets[kTileRows];  // zero * sum of the codes
 };
 
-// Rows whose products are computed together, and where the work on one output block stands.
+// Rows whose products are computed together, whole row tiles or one with fewer rows, and where the work on an output
+// block stands.
 struct RowPanel {
   int row, rows;
   RowGroup groups[kPanelGroups];                     // [row tile][group]
@@ -138,7 +141,7 @@ struct RowPanel {
   alignas(64) uint8_t codes[kChunk * kLanes];        // signed: [inner / 4][16 outputs][4]
 
   int tiles() const { return (rows + kTileRows - 1) / kTileRows; }
-  int rows_of(int tile) const { return rows - tile * kTileRows < kTileRows ? rows - tile * kTileRows : kTileRows; }
+  int tile_rows() const { return rows < kTileRows ? rows : kTileRows; }
 };
 
 static void gather_row_groups(const QuantMatmulArgs& a, RowPanel& panel) {
@@ -146,7 +149,7 @@ static void gather_row_groups(const QuantMatmulArgs& a, RowPanel& panel) {
   const __m512i rows_apart = _mm512_mullo_epi32(lane, _mm512_set1_epi32(a.num_groups));
   const __m512i zero_code = _mm512_set1_epi32(a.zero);
   for (int tile = 0; tile < panel.tiles(); ++tile) {
-    const __mmask16 there = static_cast<__mmask16>((1 << panel.rows_of(tile)) - 1);
+    const __mmask16 there = static_cast<__mmask16>((1 << panel.tile_rows()) - 1);
     const size_t from = of_row(a, panel.row + tile * kTileRows, 0);
     for (int g = 0; g < a.num_groups; ++g) {
       const __m512 scales =
@@ -163,76 +166,52 @@ static void gather_row_groups(const QuantMatmulArgs& a, RowPanel& panel) {
 
 static inline int tile_depth(int group) { return group % 64 == 0 ? 64 : group % 32 == 0 ? 32 : 16; }
 
-// Whole row tiles use tiles 4 and 0, the last rows 5 and 1; 6 holds weights.
-static inline void configure_group_tiles(int depth, int last_rows) {
+// Even and odd groups take turns, each with tiles of its own: 0 and 1 accumulate, 4 and 5 hold inputs, 6 and 7 weights.
+static inline void configure_group_tiles(int rows, int depth) {
   TileConfig config;
-  config.set(0, kTileRows, 64);
-  config.set(4, kTileRows, depth);
-  if (last_rows > 0) {
-    config.set(1, last_rows, 64);
-    config.set(5, last_rows, depth);
-  }
-  config.set(6, depth / 4, 64);
+  for (int tile : {0, 1}) config.set(tile, rows, 64);
+  for (int tile : {4, 5}) config.set(tile, rows, depth);
+  for (int tile : {6, 7}) config.set(tile, depth / 4, 64);
   config.load();
 }
 
-// The sums of one group: 16 rows (or the last ones) by 16 outputs. A tile's number must be a literal.
-template <bool kSigned, bool kLastRows>
+// The sums of one group: up to 16 rows by 16 outputs. A tile's number must be a literal.
+template <bool kSigned, int kDepth, bool kOdd>
 [[gnu::always_inline]] static inline void sum_group(const QuantMatmulArgs& a, const int8_t* x, const uint8_t* codes,
-                                                    int depth, int32_t* sums) {
-  if constexpr (kLastRows) _tile_zero(1);
-  if constexpr (!kLastRows) _tile_zero(0);
-  for (int k = 0; k < a.group; k += depth) {
-    _tile_loadd(6, codes + k * kLanes, 64);
-    if constexpr (kLastRows) {
+                                                    int32_t* sums) {
+  if constexpr (kOdd) _tile_zero(1);
+  if constexpr (!kOdd) _tile_zero(0);
+  for (int k = 0; k < a.group; k += kDepth) {
+    if constexpr (kOdd) {
+      _tile_loadd(7, codes + k * kLanes, 64);
       _tile_loadd(5, x + k, a.input_stride);
-      if constexpr (kSigned) _tile_dpbssd(1, 5, 6);
-      if constexpr (!kSigned) _tile_dpbsud(1, 5, 6);
+      if constexpr (kSigned) _tile_dpbssd(1, 5, 7);
+      if constexpr (!kSigned) _tile_dpbsud(1, 5, 7);
     } else {
+      _tile_loadd(6, codes + k * kLanes, 64);
       _tile_loadd(4, x + k, a.input_stride);
       if constexpr (kSigned) _tile_dpbssd(0, 4, 6);
       if constexpr (!kSigned) _tile_dpbsud(0, 4, 6);
     }
   }
-  if constexpr (kLastRows) _tile_stored(1, sums, 64);
-  if constexpr (!kLastRows) _tile_stored(0, sums, 64);
+  if constexpr (kOdd) _tile_stored(1, sums, 64);
+  if constexpr (!kOdd) _tile_stored(0, sums, 64);
 }
 
 template <bool kSigned>
 [[gnu::always_inline]] static inline void add_row_group(const QuantMatmulArgs& a, const RowGroup& rows, size_t of_block,
                                                         const int32_t* sums, Vec (&total)[kTileRows]) {
   const Vec scales = load_scales(a.scales, a.half_scales, of_block);
-  unrolled<kTileRows>([&](auto r) {
+  unrolled<kTileRows>([&](auto r) __attribute__((always_inline)) {
     __m512i sum = _mm512_load_si512(sums + r * kLanes);
     if constexpr (!kSigned) sum = _mm512_sub_epi32(sum, _mm512_set1_epi32(rows.offsets[r]));
     total[r] = fma(to_floats({sum}), mul(broadcast(rows.scales[r]), scales), total[r]);
   });
   if (!a.minima) return;
   const Vec minima = load_scales(a.minima, a.half_scales, of_block);
-  unrolled<kTileRows>([&](auto r) { total[r] = fma(broadcast(rows.sums[r]), minima, total[r]); });
-}
-
-// Adds groups begin .. end - 1 of a block to the totals of one row tile. `codes` are those of group `begin`; of `ahead`
-// each group asks for `ahead_bytes`.
-template <bool kSigned, bool kLastRows>
-static void add_groups(const QuantMatmulArgs& a, const int8_t* x, const RowGroup* rows, int block, int begin, int end,
-                       const uint8_t* codes, const uint8_t* ahead, int ahead_bytes, float* totals) {
-  alignas(64) int32_t sums[2][kTileRows * kLanes];
-  const int depth = tile_depth(a.group);
-  const size_t of_block = static_cast<size_t>(block) * a.num_groups;
-  Vec total[kTileRows];
-  unrolled<kTileRows>([&](auto r) { total[r] = begin == 0 ? zero() : load(totals + r * kLanes); });
-  for (int g = begin; g <= end; ++g) {
-    if (g < end) {
-      prefetch_lines(ahead, ahead_bytes);
-      sum_group<kSigned, kLastRows>(a, x + g * a.group, codes, depth, sums[g % 2]);
-      ahead += ahead_bytes;
-      codes += a.group * kLanes;
-    }
-    // the group before: its sums have left the tile by now
-    if (g > begin) add_row_group<kSigned>(a, rows[g - 1], (of_block + g - 1) * kLanes, sums[(g - 1) % 2], total);
-  }
-  unrolled<kTileRows>([&](auto r) { store(totals + r * kLanes, total[r]); });
+  unrolled<kTileRows>([&](auto r) __attribute__((always_inline)) {
+    total[r] = fma(broadcast(rows.sums[r]), minima, total[r]);
+  });
 }
 
 // code - zero of `inner` values of a block of 4 bits.
@@ -246,29 +225,68 @@ static inline void unpack(const uint8_t* pairs, int inner, int zero_code, uint8_
   }
 }
 
+// Adds groups begin .. end - 1 of a block to the totals of one row tile. The first row tile asks for weights ahead, and
+// unpacks those of 4 bits, from `packed` to `signed_codes`, a group before it multiplies them: vectors have room for that
+// while tiles work.
+template <bool kSigned, int kDepth>
+static void add_groups(const QuantMatmulArgs& a, const int8_t* x, const RowGroup* rows, int block, int begin, int end,
+                       const uint8_t* packed, uint8_t* signed_codes, bool is_first, float* totals) {
+  alignas(64) int32_t sums[kSumBuffers][kTileRows * kLanes];
+  const size_t of_block = static_cast<size_t>(block) * a.num_groups * kLanes;
+  Vec total[kTileRows];
+  unrolled<kTileRows>([&](auto r) __attribute__((always_inline)) {
+    total[r] = begin == 0 ? zero() : load(totals + r * kLanes);
+  });
+  const auto add = [&](int g) __attribute__((always_inline)) {
+    add_row_group<kSigned>(a, rows[g], of_block + g * kLanes, sums[g % kSumBuffers], total);
+  };
+  const int code_bytes = a.group * kLanes, packed_bytes = code_bytes * a.bits / 8;
+  const uint8_t* codes = kSigned ? signed_codes : packed;
+  if (kSigned && is_first) unpack(packed, a.group, a.zero, signed_codes);
+  for (int g = begin; g < end; ++g, codes += code_bytes) {
+    if (is_first) {
+      prefetch_lines(packed + kPrefetchBytes, packed_bytes);
+      packed += packed_bytes;
+      signed_codes += code_bytes;
+      if (kSigned && g + 1 < end) unpack(packed, a.group, a.zero, signed_codes);
+    }
+    int32_t* sum = sums[g % kSumBuffers];
+    if (g % 2) {
+      sum_group<kSigned, kDepth, true>(a, x + g * a.group, codes, sum);
+    } else {
+      sum_group<kSigned, kDepth, false>(a, x + g * a.group, codes, sum);
+    }
+    if (g > begin) add(g - 1);  // its sums have left the tile by now
+  }
+  add(end - 1);
+  unrolled<kTileRows>([&](auto r) __attribute__((always_inline)) { store(totals + r * kLanes, total[r]); });
+}
+
 // All groups of one block into totals [row tile][16][16].
-template <bool kSigned>
+template <bool kSigned, int kDepth>
 static void total_block(const QuantMatmulArgs& a, RowPanel& panel, int block, float (*totals)[kTileRows * kLanes]) {
   const int group_bytes = a.group * kLanes * a.bits / 8, chunk = kSigned ? kChunk / a.group : a.num_groups;
   const uint8_t* packed = a.weights + static_cast<size_t>(block) * a.num_groups * group_bytes;
   for (int begin = 0, end; begin < a.num_groups; begin = end, packed += chunk * group_bytes) {
     end = begin + chunk < a.num_groups ? begin + chunk : a.num_groups;
-    if constexpr (kSigned) unpack(packed, (end - begin) * a.group, a.zero, panel.codes);
-    const uint8_t* ahead = packed + (kSigned ? chunk * group_bytes : kPrefetchBytes);
     for (int tile = 0; tile < panel.tiles(); ++tile) {
-      const int row = panel.row + tile * kTileRows, rows = panel.rows_of(tile);
+      const int row = panel.row + tile * kTileRows, rows = panel.tile_rows();
       if (end == a.num_groups && block < a.num_blocks) prefetch_output(a, sizeof(float), row, rows, 0, 1, block, block);
-      // the first row tile asks for what comes next
-      (rows == kTileRows ? add_groups<kSigned, false> : add_groups<kSigned, true>)(
-          a, a.input + row * a.input_stride, panel.groups + tile * a.num_groups, block, begin, end,
-          kSigned ? panel.codes : packed, ahead, tile == 0 ? group_bytes : 0, totals[tile]);
+      add_groups<kSigned, kDepth>(a, a.input + row * a.input_stride, panel.groups + tile * a.num_groups, block, begin, end,
+                                  packed, panel.codes, tile == 0, totals[tile]);
     }
   }
 }
 
+template <int kDepth>
+static auto total_block_of(const QuantMatmulArgs& a) {
+  return a.bits == 4 ? total_block<true, kDepth> : total_block<false, kDepth>;
+}
+
 static void multiply_groups(const QuantMatmulArgs& a, RowPanel& panel, int block_begin, int block_end) {
   const bool silu_mul = a.epilogue == Epilogue::kSiluMul;
-  const auto total = a.bits == 4 ? total_block<true> : total_block<false>;
+  const int depth = tile_depth(a.group);
+  const auto total = depth == 64 ? total_block_of<64>(a) : depth == 32 ? total_block_of<32>(a) : total_block_of<16>(a);
   gather_row_groups(a, panel);
   for (int block = block_begin; block < block_end; ++block) {
     total(a, panel, block, panel.totals[0]);
@@ -287,10 +305,11 @@ static void multiply_groups(const QuantMatmulArgs& a, RowPanel& panel, int block
 static void multiply_in_groups(const QuantMatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
   RowPanel panel;
   const int tiles = kPanelGroups / a.num_groups < kPanelTiles ? kPanelGroups / a.num_groups : kPanelTiles;
-  configure_group_tiles(tile_depth(a.group), (row_end - row_begin) % kTileRows);
   for (int row = row_begin; row < row_end; row += panel.rows) {
+    const int left = row_end - row, whole_tiles = left / kTileRows < tiles ? left / kTileRows : tiles;
     panel.row = row;
-    panel.rows = row_end - row < tiles * kTileRows ? row_end - row : tiles * kTileRows;
+    panel.rows = whole_tiles ? whole_tiles * kTileRows : left;
+    configure_group_tiles(panel.tile_rows(), tile_depth(a.group));
     multiply_groups(a, panel, block_begin, block_end);
   }
 }
