@@ -317,7 +317,7 @@ static void multiply_in_groups(const QuantMatmulArgs& a, int row_begin, int row_
 // Up to how many rows Vec is faster, as measured.
 static inline int rows_by_vec(const QuantMatmulArgs& a) {
   if (a.num_groups == 1) return 4;
-  return a.group < kCodesPerTile ? 10 : a.bits == 8 ? 5 : 8;
+  return a.bits == 8 && a.group >= kCodesPerTile ? 5 : 8;
 }
 
 static void matmul_quant_by_tiles(const QuantMatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
