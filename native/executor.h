@@ -71,7 +71,7 @@ class Executor {
 
   // Building. Each returns the new thing's number; out-of-range numbers throw std::out_of_range.
   int add_buffer(int width, Format format, bool per_logit_row);
-  int add_quantized_buffer(int width, int group, bool per_logit_row);
+  int add_quantized_buffer(int width, int group, bool part_sums, bool per_logit_row);
   int add_matrix(int outputs, int inner, Format format);
   int add_quantized_matrix(int outputs, int inner, const Grouping& grouping);
   int add_vector(int width);  // zeros
@@ -136,8 +136,10 @@ class Executor {
     int width;
     int group = 0;        // of a quantized buffer: `memory` holds int8 codes, and these a scale and a sum per group
     Memory scales = {}, sums = {};  // [rows, num_groups()]
+    Memory part_sums = {};          // the same, for matrices of two levels
 
     bool is_quantized() const { return group > 0; }
+    bool has_part_sums() const { return part_sums.bytes() > 0; }
     int num_groups() const { return static_cast<int>(stride) / group; }
     void* data() const { return memory.as<void>(); }
     float* row(size_t r) const { return memory.as<float>() + r * stride; }  // of an fp32 buffer

@@ -38,11 +38,13 @@ int Executor::add_buffer(int width, Format format, bool per_logit_row) {
   return static_cast<int>(buffers_.size()) - 1;
 }
 
-int Executor::add_quantized_buffer(int width, int group, bool per_logit_row) {
+int Executor::add_quantized_buffer(int width, int group, bool part_sums, bool per_logit_row) {
   const PaddedGroups padded(width, group);
+  require(!part_sums || padded.group == kSuperBlock, "sums of parts are those of groups of 256");
   const size_t rows = per_logit_row ? kLogitRows : max_rows_, groups = rows * padded.count();
   buffers_.push_back({Memory(rows * padded.inner), static_cast<size_t>(padded.inner), Format::kF32, width, padded.group,
-                      Memory(groups * sizeof(float)), Memory(groups * sizeof(int32_t))});
+                      Memory(groups * sizeof(float)), Memory(groups * sizeof(int32_t)),
+                      part_sums ? Memory(groups * sizeof(PartSums)) : Memory()});
   return static_cast<int>(buffers_.size()) - 1;
 }
 
@@ -117,6 +119,7 @@ void Executor::require_product(int source, int matrix, int out, int column, Epil
   require(m.is_quantized() == in.is_quantized(), "a quantized matrix takes a quantized source, others a plain one");
   if (m.is_quantized()) {
     require(in.group == m.grouping().group, "source and matrix have other groups");
+    require(!m.grouping().two_level || in.has_part_sums(), "a matrix of two levels wants the sums of its input's parts");
     require(to.format == Format::kF32, "a quantized product gives fp32");
   } else {
     require(in.format == m.format(), "source and matrix have other formats");
@@ -162,7 +165,7 @@ size_t Executor::weight_bytes() const {
 
 size_t Executor::buffer_bytes() const {
   size_t bytes = 0;
-  for (const Buffer& b : buffers_) bytes += b.memory.bytes() + b.scales.bytes() + b.sums.bytes();
+  for (const Buffer& b : buffers_) bytes += b.memory.bytes() + b.scales.bytes() + b.sums.bytes() + b.part_sums.bytes();
   for (const Memory& rows : scratch_) bytes += rows.bytes();
   return bytes;
 }

@@ -83,6 +83,7 @@ QuantizeArgs Executor::quantize_args(const Buffer& out, int first_row) const {
   args.codes_stride = out.stride;
   args.scales = out.scales.as<float>() + row * groups;
   args.sums = out.sums.as<int32_t>() + row * groups;
+  args.part_sums = out.has_part_sums() ? out.part_sums.as<PartSums>() + row * groups : nullptr;
   return args;
 }
 
@@ -108,12 +109,13 @@ void Executor::matmul(Shares& shares, const Op& op, int rows) {
     args.input_stride = in.stride;
     args.input_scales = in.scales.as<float>();
     args.input_sums = in.sums.as<int32_t>();
+    args.part_sums = in.part_sums.as<PartSums>();
     args.num_blocks = blocks;
     args.bias = bias;
     args.out = out.row(0) + op.column;
     args.out_stride = out.stride;
     args.epilogue = op.epilogue;
-    return run_product(shares, args, kernels_.matmul_quant, rows);
+    return run_product(shares, args, args.two_level ? kernels_.matmul_two_level : kernels_.matmul_quant, rows);
   }
   void* to = out.memory.as<char>() + op.column * element_bytes(out.format);
   const MatmulArgs args{in.data(), in.stride, m.data(), m.padded_inner(), blocks, bias, to, out.stride, op.epilogue,

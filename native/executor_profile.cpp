@@ -9,6 +9,7 @@ namespace {
 std::string format_name(const Matrix& m) {
   if (!m.is_quantized()) return m.format() == Format::kBf16 ? "bf16" : "fp32";
   const Grouping& g = m.grouping();
+  if (g.two_level) return {'q', static_cast<char>('0' + g.bits), '_', 'k'};
   const std::string bits = "int" + std::to_string(g.bits);
   return m.num_groups() == 1 ? bits : bits + "-g" + std::to_string(g.group) + (g.minima ? "-zp" : "");
 }
@@ -17,7 +18,10 @@ std::string format_name(const Matrix& m) {
 
 double Executor::row_bytes(int buffer) const {
   const Buffer& b = buffers_.at(buffer);
-  if (b.is_quantized()) return static_cast<double>(b.stride + b.num_groups() * (sizeof(float) + sizeof(int32_t)));
+  if (b.is_quantized()) {
+    const size_t of_group = sizeof(float) + sizeof(int32_t) + (b.has_part_sums() ? sizeof(PartSums) : 0);
+    return static_cast<double>(b.stride + b.num_groups() * of_group);
+  }
   return static_cast<double>(b.width * element_bytes(b.format));
 }
 

@@ -37,21 +37,31 @@ struct MatmulArgs {
   Format out_format;
 };
 
+// Sums of the parts of 256 codes of an input. Those of parts of 32 stand in the order 0 2 1 3, 4 6 5 7: as the words of
+// packed bytes do, the even ones before the odd ones.
+struct PartSums {
+  int32_t of_16[16];
+  int16_t of_32[8];
+};
+
 // Weights as unsigned codes with a scale per group of `group` inner values and output:
 // scale * (code - zero) [+ minimum]. Packed in blocks of 16 outputs; inner is padded to a multiple of group and of 64
 // with codes of `zero`.
 //   8 bits: [block][inner / 4][16][4]
 //   4 bits: [block][inner / 8][16][4 bytes]: low nibbles are inner 8p .. 8p + 3, high ones 8p + 4 .. 8p + 7
 // The input is quantized in the same groups. Both halves of kSiluMul give fp32 too.
+// Of two levels (two_level.h), groups are super-blocks and the codes stand among the integers that belong to them.
 struct QuantMatmulArgs {
   const int8_t* input;  // [rows, input_stride], zero in the padding
   size_t input_stride;
   const float* input_scales;  // [rows, num_groups]
-  const int32_t* input_sums;  // [rows, num_groups]: of a group's codes
+  const int32_t* input_sums;  // [rows, num_groups]: of a group's codes; of one level
+  const PartSums* part_sums;  // the same of its parts; of two levels
   const uint8_t* weights;
   const void* scales;  // [block][group][16], fp16 or fp32
   const void* minima;  // the same, or null
   bool half_scales;
+  bool two_level;
   int bits;
   int zero;
   int group;
@@ -80,6 +90,7 @@ struct QuantizeArgs {
   size_t codes_stride;
   float* scales;  // [rows, num_groups]
   int32_t* sums;  // [rows, num_groups]
+  PartSums* part_sums;  // [rows, num_groups] of groups of 256, or null: nobody reads them
 };
 
 struct NormArgs {
@@ -171,6 +182,7 @@ struct Kernels {
   ProductKernel<MatmulArgs> matmul_f32;
   ProductKernel<MatmulArgs> matmul_bf16;
   ProductKernel<QuantMatmulArgs> matmul_quant;
+  ProductKernel<QuantMatmulArgs> matmul_two_level;
   void (*quantize)(const QuantizeArgs&, int row_begin, int row_end);
   void (*norm)(const NormArgs&, int row_begin, int row_end);
   KvKernels kv[kNumKvFormats];  // by KvFormat

@@ -199,6 +199,17 @@ static inline void quantize_group(const float* x, int count, int group, int8_t* 
   *sum = static_cast<int32_t>(reduce_add(sum_of));
 }
 
+static inline void sum_parts(const int8_t* codes, PartSums* sums) {
+  for (int part = 0; part < 16; ++part) {
+    int32_t sum = 0;
+    for (int i = 0; i < 16; ++i) sum += codes[16 * part + i];
+    sums->of_16[part] = sum;
+  }
+  constexpr int kOrder[] = {0, 2, 1, 3, 4, 6, 5, 7};
+  for (int i = 0; i < 8; ++i)
+    sums->of_32[i] = static_cast<int16_t>(sums->of_16[2 * kOrder[i]] + sums->of_16[2 * kOrder[i] + 1]);
+}
+
 static void quantize(const QuantizeArgs& a, int row_begin, int row_end) {
   for (int row = row_begin; row < row_end; ++row) {
     float* x = a.input + row * a.input_stride;
@@ -209,6 +220,7 @@ static void quantize(const QuantizeArgs& a, int row_begin, int row_end) {
       const size_t of_row = static_cast<size_t>(row) * a.num_groups + g;
       quantize_group(x + begin, count, a.group, a.codes + row * a.codes_stride + begin, a.scales + of_row,
                      a.sums + of_row);
+      if (a.part_sums) sum_parts(a.codes + row * a.codes_stride + begin, a.part_sums + of_row);
     }
   }
 }

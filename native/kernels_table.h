@@ -6,6 +6,7 @@
 #include "kernels_quant.h"
 #include "kernels_rope.h"
 #include "kernels_rowwise.h"
+#include "kernels_two_level.h"
 
 #ifndef RIDGELINE_MATMUL_BF16
 #define RIDGELINE_MATMUL_BF16 matmul<Bf16Product>
@@ -14,6 +15,7 @@
 #endif
 #ifndef RIDGELINE_MATMUL_QUANT
 #define RIDGELINE_MATMUL_QUANT matmul_quant
+#define RIDGELINE_MATMUL_TWO_LEVEL matmul_two_level
 #endif
 
 namespace ridgeline::RIDGELINE_ISA {
@@ -23,6 +25,7 @@ static const Kernels kTable = {
     matmul<F32Product>,
     RIDGELINE_MATMUL_BF16,
     RIDGELINE_MATMUL_QUANT,
+    RIDGELINE_MATMUL_TWO_LEVEL,
     quantize,
     norm,
     {{rope<PagesF32>, attend_f32}, {rope<PagesBf16>, RIDGELINE_ATTEND_BF16}, {rope<PagesInt8>, RIDGELINE_ATTEND_INT8}},

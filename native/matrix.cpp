@@ -8,6 +8,22 @@
 
 namespace ridgeline {
 
+namespace {
+
+// std::invalid_argument for numbers that their bits do not hold.
+void require_fit(TwoLevel form, const SuperBlock& block) {
+  const int largest = *std::max_element(block.codes, block.codes + kSuperBlock);
+  require(largest < 1 << form.bits,
+          "code " + std::to_string(largest) + " needs more than " + std::to_string(form.bits) + " bits");
+  if (!form.has_minima()) return;
+  for (int i = 0; i < form.subgroups(); ++i)
+    require(block.scales[i] >= 0 && block.scales[i] < 64 && block.minima[i] < 64,
+            "subscale " + std::to_string(block.scales[i]) + " and subminimum " + std::to_string(block.minima[i]) +
+                ": 6 bits hold 0..63");
+}
+
+}  // namespace
+
 Matrix::Matrix(int outputs, int inner, Format format)
     : outputs_(outputs),
       inner_(inner),
@@ -28,7 +44,14 @@ PaddedGroups::PaddedGroups(int values, int group_len) {
 
 Matrix::Matrix(int outputs, int inner, const Grouping& grouping)
     : outputs_(outputs), inner_(inner), num_blocks_(round_up(outputs, kLanes) / kLanes), grouping_(grouping) {
-  require(grouping.bits == 4 || grouping.bits == 8, std::to_string(grouping.bits) + " bits a weight: 4 or 8");
+  if (grouping.two_level) {
+    const TwoLevel form{grouping.bits};
+    require(grouping.bits >= 4 && grouping.bits <= 6 && grouping.group == kSuperBlock && inner % kSuperBlock == 0 &&
+                grouping.zero == form.zero() && grouping.minima == form.has_minima(),
+            "two levels of scales: rows of super-blocks of 256, of 4 or 5 bits with minima or of 6 bits around 32");
+  } else {
+    require(grouping.bits == 4 || grouping.bits == 8, std::to_string(grouping.bits) + " bits a weight: 4 or 8");
+  }
   require(grouping.zero >= 0 && grouping.zero < 1 << grouping.bits,
           "zero " + std::to_string(grouping.zero) + " is no code of " + std::to_string(grouping.bits) + " bits");
   const PaddedGroups padded(inner, grouping.group);
@@ -38,6 +61,7 @@ Matrix::Matrix(int outputs, int inner, const Grouping& grouping)
 }
 
 size_t Matrix::code_bytes() const {
+  if (grouping_->two_level) return static_cast<size_t>(num_blocks_) * num_groups() * TwoLevel{grouping_->bits}.bytes();
   return static_cast<size_t>(num_blocks_) * kLanes * padded_inner_ * grouping_->bits / 8;
 }
 
@@ -104,15 +128,37 @@ void Matrix::pack_bf16(const uint16_t* bits, int first, int rows) {
   }
 }
 
-void Matrix::pack_groups(const uint8_t* codes, const float* scales, const float* minima, int first, int rows) {
+void Matrix::pack_groups(const GroupedRows& from, int first, int rows) {
   const int num_scales = ceil_div(inner_, grouping_->group);
   for (int r = 0; r < rows; ++r) {
-    pack_codes(codes + static_cast<size_t>(r) * inner_, first + r);
-    for (int g = 0; g < num_scales; ++g) {
-      const size_t from = static_cast<size_t>(r) * num_scales + g, to = scale_index(first + r, g);
-      set_scale(code_bytes(), to, scales[from]);
-      if (grouping_->minima) set_scale(code_bytes() + scale_bytes(), to, minima[from]);
+    if (grouping_->two_level) {
+      pack_super_blocks(from, r, first + r);
+    } else {
+      pack_codes(from.codes + static_cast<size_t>(r) * inner_, first + r);
     }
+    for (int g = 0; g < num_scales; ++g) {
+      const size_t at = static_cast<size_t>(r) * num_scales + g, to = scale_index(first + r, g);
+      set_scale(code_bytes(), to, from.scales[at]);
+      if (grouping_->minima) set_scale(code_bytes() + scale_bytes(), to, from.minima[at]);
+    }
+  }
+}
+
+uint8_t* Matrix::super_block(int output, int group) const {
+  const size_t index = static_cast<size_t>(output / kLanes) * num_groups() + group;
+  return memory_.as<uint8_t>() + index * TwoLevel{grouping_->bits}.bytes();
+}
+
+void Matrix::pack_super_blocks(const GroupedRows& from, int row, int output) {
+  const TwoLevel form{grouping_->bits};
+  for (int g = 0; g < num_groups(); ++g) {
+    const size_t at = static_cast<size_t>(row) * num_groups() + g;
+    SuperBlock block{};
+    std::copy_n(from.codes + at * kSuperBlock, kSuperBlock, block.codes);
+    std::copy_n(from.subscales + at * form.subgroups(), form.subgroups(), block.scales);
+    if (form.has_minima()) std::copy_n(from.subminima + at * form.subgroups(), form.subgroups(), block.minima);
+    require_fit(form, block);
+    ridgeline::pack(form, block, output % kLanes, super_block(output, g));
   }
 }
 
@@ -147,7 +193,23 @@ void Matrix::unpack_groups(int output, float* out) const {
   }
 }
 
+void Matrix::unpack_super_blocks(int output, float* out) const {
+  const TwoLevel form{grouping_->bits};
+  for (int g = 0; g < num_groups(); ++g, out += kSuperBlock) {
+    const SuperBlock block = unpack(form, super_block(output, g), output % kLanes);
+    const size_t at = scale_index(output, g);
+    const float unit = scale(code_bytes(), at);
+    const float minimum = form.has_minima() ? scale(code_bytes() + scale_bytes(), at) : 0.0f;
+    for (int k = 0; k < kSuperBlock; ++k) {
+      const int subgroup = k / form.subgroup();
+      out[k] = unit * static_cast<float>(block.scales[subgroup]) * static_cast<float>(block.codes[k] - form.zero());
+      if (form.has_minima()) out[k] += minimum * static_cast<float>(block.minima[subgroup]);
+    }
+  }
+}
+
 void Matrix::unpack_row(int output, float* out) const {
+  if (grouping_ && grouping_->two_level) return unpack_super_blocks(output, out);
   if (grouping_) return unpack_groups(output, out);
   for (int k = 0; k < inner_; ++k) {
     out[k] = format_ == Format::kBf16 ? from_bf16(memory_.as<uint16_t>()[index(output, k)])
@@ -163,6 +225,7 @@ QuantMatmulArgs quant_matmul_args(const Matrix& matrix) {
   args.minima = matrix.minima();
   args.half_scales = grouping.half_scales;
   args.bits = grouping.bits;
+  args.two_level = grouping.two_level;
   args.zero = grouping.zero;
   args.group = grouping.group;
   args.num_groups = matrix.num_groups();

@@ -7,6 +7,7 @@
 #include "bf16.h"
 #include "kernels.h"
 #include "memory.h"
+#include "two_level.h"
 
 namespace ridgeline {
 
@@ -23,11 +24,22 @@ struct PaddedGroups {
 
 // How the weights of a quantized matrix are cut and stored.
 struct Grouping {
-  int bits;   // 4 or 8
+  int bits;   // 4 or 8; of two levels 4, 5 or 6
   int zero;   // the code of 0, or of the minimum
   int group;  // inner values that share a scale, a multiple of 16; `inner` or more: all of them
   bool minima;
   bool half_scales;  // fp16 holds all scales and minima exactly
+  bool two_level = false;  // groups are super-blocks, see two_level.h
+};
+
+// Rows to pack, row-major: codes [rows, inner], scales and minima [rows, groups], the minima null where there are none.
+// Of two levels also the integers of each subgroup, [rows, subgroups].
+struct GroupedRows {
+  const uint8_t* codes;
+  const float* scales;
+  const float* minima;
+  const int8_t* subscales = nullptr;
+  const uint8_t* subminima = nullptr;
 };
 
 class Matrix {
@@ -39,9 +51,8 @@ class Matrix {
   void pack(const float* values, int first, int rows);
   void pack_bf16(const uint16_t* bits, int first, int rows);
 
-  // The same of codes [rows, inner] and scales and minima (or null) [rows, groups]. Throws std::invalid_argument for a
-  // code or a scale that the grouping cannot hold.
-  void pack_groups(const uint8_t* codes, const float* scales, const float* minima, int first, int rows);
+  // The same of a quantized matrix. Throws std::invalid_argument for a code or a scale that the grouping cannot hold.
+  void pack_groups(const GroupedRows& from, int first, int rows);
 
   // One output's weights as fp32: the embedding of a token.
   void unpack_row(int output, float* out) const;
@@ -67,7 +78,10 @@ class Matrix {
  private:
   size_t index(int output, int k) const;
   void pack_codes(const uint8_t* codes, int output);
+  void pack_super_blocks(const GroupedRows& from, int row, int output);
+  uint8_t* super_block(int output, int group) const;
   void unpack_groups(int output, float* out) const;
+  void unpack_super_blocks(int output, float* out) const;
   size_t code_bytes() const;
   size_t scale_bytes() const;
   size_t scale_index(int output, int group) const;

@@ -26,6 +26,7 @@ using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::c
 using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Codes2 = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Subscales2 = nb::ndarray<const int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bits2 = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 template <class Array>
@@ -61,6 +62,23 @@ void check_groups(const Matrix& m, const Codes2& codes, const Floats2& scales, c
   for (const Floats2* values : {&scales, minima ? &*minima : &scales})
     if (values->shape(0) != codes.shape(0) || values->shape(1) != groups)
       throw std::invalid_argument("scales or minima do not fit the matrix");
+}
+
+// Of a matrix of two levels there is a number per subgroup, of others none.
+void check_subgroups(const Matrix& m, size_t rows, const std::optional<Subscales2>& subscales,
+                     const std::optional<Codes2>& subminima) {
+  const bool two_level = m.grouping().two_level;
+  const size_t count = two_level ? m.num_groups() * TwoLevel{m.grouping().bits}.subgroups() : 0;
+  const auto fits = [&](const auto& values, bool wanted) {
+    return values.has_value() == wanted && (!wanted || (values->shape(0) == rows && values->shape(1) == count));
+  };
+  if (!fits(subscales, two_level) || !fits(subminima, two_level && m.grouping().minima))
+    throw std::invalid_argument("subscales or subminima do not fit the matrix");
+}
+
+template <class Array>
+const typename Array::Scalar* data_of(const std::optional<Array>& array) {
+  return array ? array->data() : nullptr;
 }
 
 nb::object bytes_of(const Memory& memory) {
@@ -111,10 +129,10 @@ void bind_executor(nb::module_& m) {
   nb::class_<Grouping>(m, "Grouping")
       .def(
           "__init__",
-          [](Grouping* self, int bits, int zero, int group, bool has_minima, bool half_scales) {
-            new (self) Grouping{bits, zero, group, has_minima, half_scales};
+          [](Grouping* self, int bits, int zero, int group, bool has_minima, bool half_scales, bool two_level) {
+            new (self) Grouping{bits, zero, group, has_minima, half_scales, two_level};
           },
-          "bits"_a, "zero"_a, "group"_a, "has_minima"_a, "half_scales"_a);
+          "bits"_a, "zero"_a, "group"_a, "has_minima"_a, "half_scales"_a, "two_level"_a);
 
   nb::class_<OpWork>(m, "OpWork")
       .def_ro("kind", &OpWork::kind)
@@ -142,7 +160,8 @@ void bind_executor(nb::module_& m) {
             return e.add_buffer(width, parse_format(format), per_logit_row);
           },
           "width"_a, "format"_a, "per_logit_row"_a)
-      .def("add_quantized_buffer", &Executor::add_quantized_buffer, "width"_a, "group"_a, "per_logit_row"_a)
+      .def("add_quantized_buffer", &Executor::add_quantized_buffer, "width"_a, "group"_a, "part_sums"_a,
+           "per_logit_row"_a)
       .def(
           "add_matrix",
           [](Executor& e, int outputs, int inner, const std::string& format) {
@@ -173,13 +192,15 @@ void bind_executor(nb::module_& m) {
           "matrix"_a, "bits"_a, "first"_a)
       .def(
           "pack_groups",
-          [](Executor& e, int matrix, Codes2 codes, Floats2 scales, std::optional<Floats2> minima, int first) {
+          [](Executor& e, int matrix, Codes2 codes, Floats2 scales, std::optional<Floats2> minima,
+             std::optional<Subscales2> subscales, std::optional<Codes2> subminima, int first) {
             check_groups(e.matrix(matrix), codes, scales, minima, first);
+            check_subgroups(e.matrix(matrix), codes.shape(0), subscales, subminima);
+            const GroupedRows rows{codes.data(), scales.data(), data_of(minima), data_of(subscales), data_of(subminima)};
             nb::gil_scoped_release unlocked;
-            e.matrix(matrix).pack_groups(codes.data(), scales.data(), minima ? minima->data() : nullptr, first,
-                                         static_cast<int>(codes.shape(0)));
+            e.matrix(matrix).pack_groups(rows, first, static_cast<int>(codes.shape(0)));
           },
-          "matrix"_a, "codes"_a, "scales"_a, "minima"_a.none(), "first"_a)
+          "matrix"_a, "codes"_a, "scales"_a, "minima"_a.none(), "subscales"_a.none(), "subminima"_a.none(), "first"_a)
       .def(
           "sections",
           [](Executor& e) {

@@ -56,4 +56,26 @@ void matmul_quant(const QuantizedProduct& p, float* out) {
     }
 }
 
+void matmul_two_level(const QuantizedProduct& p, float* out) {
+  const int groups = p.inner / p.group;
+  for (int row = 0; row < p.rows; ++row)
+    for (int n = 0; n < p.outputs; ++n) {
+      const int8_t* x = p.input + static_cast<size_t>(row) * p.inner;
+      const uint8_t* codes = p.codes + static_cast<size_t>(n) * p.inner;
+      float total = 0;
+      for (int g = 0; g < groups; ++g) {
+        int64_t products = 0, minima = 0;
+        for (int k = g * p.group; k < (g + 1) * p.group; ++k) {
+          const size_t subgroup = static_cast<size_t>(n) * (p.inner / p.subgroup) + k / p.subgroup;
+          products += p.subscales[subgroup] * x[k] * (codes[k] - p.zero);
+          if (p.subminima) minima += p.subminima[subgroup] * x[k];
+        }
+        const size_t of_row = static_cast<size_t>(row) * groups + g, of_output = static_cast<size_t>(n) * groups + g;
+        total = std::fma(static_cast<float>(products), p.input_scales[of_row] * p.scales[of_output], total);
+        if (p.minima) total = std::fma(static_cast<float>(minima), p.input_scales[of_row] * p.minima[of_output], total);
+      }
+      out[static_cast<size_t>(row) * p.outputs + n] = total;
+    }
+}
+
 }  // namespace ridgeline::reference

@@ -15,9 +15,15 @@ struct QuantizedProduct {
   const float* scales;         // [outputs, groups]
   const float* minima;         // [outputs, groups] or null
   int rows, outputs, inner, group, zero;
+  const int8_t* subscales = nullptr;   // of two levels: [outputs, inner / subgroup]
+  const uint8_t* subminima = nullptr;  // the same, or null
+  int subgroup = 0;
 };
 
 // out[row][output], in the order that kernels_quant.h promises.
 void matmul_quant(const QuantizedProduct& p, float* out);
+
+// The same of two levels of scales, in the order that kernels_two_level.h promises.
+void matmul_two_level(const QuantizedProduct& p, float* out);
 
 }  // namespace ridgeline::reference

@@ -52,11 +52,15 @@ Matrix matrix_of_format(const std::string& format, int outputs, int inner) {
   if (format == "fp32") return Matrix(outputs, inner, Format::kF32);
   if (format == "bf16") return Matrix(outputs, inner, Format::kBf16);
   if (format == "int8") return Matrix(outputs, inner, Grouping{8, 128, inner, false, false});
+  if (format == "q4_k" || format == "q5_k" || format == "q6_k") {
+    const TwoLevel form{format[1] - '0'};
+    return Matrix(outputs, inner, Grouping{form.bits, form.zero(), kSuperBlock, form.has_minima(), true, true});
+  }
   int bits = 0, group = 0, length = 0;
   std::sscanf(format.c_str(), "int%d-g%d%n", &bits, &group, &length);
   const std::string rest = format.substr(length);
   if (length == 0 || (rest != "" && rest != "-zp"))
-    throw std::invalid_argument("format '" + format + "': fp32, bf16, int8, int8-g64, int4-g32, int4-g32-zp ...");
+    throw std::invalid_argument("format '" + format + "': fp32, bf16, int8, int8-g64, int4-g32, int4-g32-zp ... q4_k, q5_k, q6_k");
   const bool minima = rest == "-zp";
   return Matrix(outputs, inner, Grouping{bits, minima ? 0 : 1 << (bits - 1), group, minima, true});
 }
@@ -72,14 +76,17 @@ double matmul_throughput(const Kernels& kernels, Matrix matrix, int rows, int nu
     return best_rate(rows, matrix, num_threads, seconds, [&](auto... range) { kernel(args, range...); });
   }
   const Memory scales(rows * matrix.num_groups() * sizeof(float)), sums(rows * matrix.num_groups() * sizeof(int32_t));
+  const Memory part_sums(rows * matrix.num_groups() * sizeof(PartSums));
   QuantMatmulArgs args = quant_matmul_args(matrix);
   args.input = input.as<int8_t>();
   args.input_stride = stride;
   args.input_scales = scales.as<float>();
   args.input_sums = sums.as<int32_t>();
+  args.part_sums = part_sums.as<PartSums>();
   args.out = out.as<float>();
   args.out_stride = out_stride;
-  return best_rate(rows, matrix, num_threads, seconds, [&](auto... range) { kernels.matmul_quant(args, range...); });
+  const auto kernel = args.two_level ? kernels.matmul_two_level : kernels.matmul_quant;
+  return best_rate(rows, matrix, num_threads, seconds, [&](auto... range) { kernel(args, range...); });
 }
 
 }  // namespace ridgeline

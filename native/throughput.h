@@ -7,7 +7,7 @@
 
 namespace ridgeline {
 
-// An empty matrix in a format by name: fp32, bf16, int8, int8-g64, int4-g32, int4-g32-zp and so on.
+// An empty matrix in a format by name: fp32, bf16, int8, int8-g64, int4-g32, int4-g32-zp, q4_k and so on.
 Matrix matrix_of_format(const std::string& format, int outputs, int inner);
 
 // Operations per second (2 per multiply-add) of the best pass within `seconds`: `rows` input rows by the matrix, by

@@ -197,6 +197,43 @@ static inline Ints dot(Codes w, Quad x, Ints sum) {
   return {half(w.lo, sum.lo), half(w.hi, sum.hi)};
 }
 
+static inline Ints lowest_bytes(Codes x) {
+  const auto half = [](__m256i v) { return _mm256_srai_epi32(_mm256_slli_epi32(v, 24), 24); };
+  return {half(x.lo), half(x.hi)};
+}
+static inline Codes next_bytes(Codes x) { return {_mm256_srli_epi32(x.lo, 8), _mm256_srli_epi32(x.hi, 8)}; }
+template <int kFrom, int kCount>
+static inline Codes byte_bits(Codes x) {
+  const auto half = [](__m256i v) {
+    return _mm256_and_si256(_mm256_srli_epi16(v, kFrom), _mm256_set1_epi8((1 << kCount) - 1));
+  };
+  return {half(x.lo), half(x.hi)};
+}
+template <int kFrom, int kCount>
+static inline Codes with_high_bits(Codes low, Codes high) {
+  const auto half = [](__m256i a, __m256i b) {
+    const __m256i in_place = kFrom < 4 ? _mm256_slli_epi16(b, kFrom < 4 ? 4 - kFrom : 0)
+                                       : _mm256_srli_epi16(b, kFrom < 4 ? 0 : kFrom - 4);
+    return _mm256_or_si256(a, _mm256_and_si256(in_place, _mm256_set1_epi8(((1 << kCount) - 1) << 4)));
+  };
+  return {half(low.lo, high.lo), half(low.hi, high.hi)};
+}
+static inline Ints dot_words(Codes w, const int16_t* x, Ints sum) {
+  int32_t even_pair, odd_pair;
+  std::memcpy(&even_pair, x, 4);
+  std::memcpy(&odd_pair, x + 2, 4);
+  const auto half = [&](__m256i bytes, __m256i before) {
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(bytes, _mm256_set1_epi16(255)), _mm256_set1_epi32(even_pair));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(bytes, 8), _mm256_set1_epi32(odd_pair));
+    return _mm256_add_epi32(before, _mm256_add_epi32(even, odd));
+  };
+  return {half(w.lo, sum.lo), half(w.hi, sum.hi)};
+}
+static inline Ints multiply_add(Ints a, Ints b, Ints sum) {
+  return {_mm256_add_epi32(_mm256_mullo_epi32(a.lo, b.lo), sum.lo),
+          _mm256_add_epi32(_mm256_mullo_epi32(a.hi, b.hi), sum.hi)};
+}
+
 static inline Vec max_of_each(const Vec (&rows)[16]) {
   alignas(64) float maxima[16];
   for (int i = 0; i < 16; ++i) maxima[i] = reduce_max(rows[i]);

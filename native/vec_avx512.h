@@ -171,6 +171,37 @@ static inline Ints dot(Codes w, Quad x, Ints sum) {
 }
 #endif
 
+static inline Ints lowest_bytes(Codes x) { return {_mm512_srai_epi32(_mm512_slli_epi32(x.v, 24), 24)}; }
+static inline Codes next_bytes(Codes x) { return {_mm512_srli_epi32(x.v, 8)}; }
+template <int kFrom, int kCount>
+static inline Codes byte_bits(Codes x) {
+  return {_mm512_and_si512(_mm512_srli_epi16(x.v, kFrom), _mm512_set1_epi8((1 << kCount) - 1))};
+}
+template <int kFrom, int kCount>
+static inline Codes with_high_bits(Codes low, Codes high) {
+  const __m512i in_place = kFrom < 4 ? _mm512_slli_epi16(high.v, kFrom < 4 ? 4 - kFrom : 0)
+                                     : _mm512_srli_epi16(high.v, kFrom < 4 ? 0 : kFrom - 4);
+  const __m512i mask = _mm512_set1_epi8(static_cast<char>(((1 << kCount) - 1) << 4));
+  return {_mm512_ternarylogic_epi32(low.v, in_place, mask, 0xF8)};  // low | (in_place & mask)
+}
+static inline Ints dot_words(Codes w, const int16_t* x, Ints sum) {
+  int32_t even_pair, odd_pair;
+  std::memcpy(&even_pair, x, 4);
+  std::memcpy(&odd_pair, x + 2, 4);
+  const __m512i even = _mm512_and_si512(w.v, _mm512_set1_epi16(255)), odd = _mm512_srli_epi16(w.v, 8);
+#ifdef __AVX512VNNI__
+  const __m512i first = _mm512_dpwssd_epi32(sum.v, even, _mm512_set1_epi32(even_pair));
+  return {_mm512_dpwssd_epi32(first, odd, _mm512_set1_epi32(odd_pair))};
+#else
+  const __m512i first = _mm512_madd_epi16(even, _mm512_set1_epi32(even_pair));
+  const __m512i second = _mm512_madd_epi16(odd, _mm512_set1_epi32(odd_pair));
+  return {_mm512_add_epi32(sum.v, _mm512_add_epi32(first, second))};
+#endif
+}
+static inline Ints multiply_add(Ints a, Ints b, Ints sum) {
+  return {_mm512_add_epi32(_mm512_mullo_epi32(a.v, b.v), sum.v)};
+}
+
 // Pairs of rows are folded into one register each time, so that 16 rows take 15 maxima.
 static inline Vec max_of_each(const Vec (&rows)[16]) {
   __m512 quarters[8], four[4];  // of rows i and i + 4; of i, i + 4, i + 8, i + 12

@@ -218,6 +218,39 @@ static inline Ints dot(Codes w, Quad x, Ints sum) {
   return sum;
 }
 
+// Of each output's four bytes: the lowest as a signed number, and all of them one place further down.
+static inline Ints lowest_bytes(Codes x) {
+  Ints r;
+  for (int i = 0; i < 16; ++i) r.v[i] = static_cast<int8_t>(x.v[4 * i]);
+  return r;
+}
+static inline Codes next_bytes(Codes x) {
+  for (int i = 0; i < 64; ++i) x.v[i] = i % 4 < 3 ? x.v[i + 1] : 0;
+  return x;
+}
+// Bits kFrom .. kFrom + kCount - 1 of each byte.
+template <int kFrom, int kCount>
+static inline Codes byte_bits(Codes x) {
+  for (int i = 0; i < 64; ++i) x.v[i] = x.v[i] >> kFrom & ((1 << kCount) - 1);
+  return x;
+}
+// Such bits of `high` above the four of `low`.
+template <int kFrom, int kCount>
+static inline Codes with_high_bits(Codes low, Codes high) {
+  for (int i = 0; i < 64; ++i) low.v[i] |= ((high.v[i] >> kFrom) & ((1 << kCount) - 1)) << 4;
+  return low;
+}
+// sum + the products of each output's four bytes, unsigned, with x[0], x[2], x[1], x[3].
+static inline Ints dot_words(Codes w, const int16_t* x, Ints sum) {
+  for (int i = 0; i < 64; ++i) sum.v[i / 4] += w.v[i] * x[i % 4 / 2 + i % 2 * 2];
+  return sum;
+}
+// a * b + sum
+static inline Ints multiply_add(Ints a, Ints b, Ints sum) {
+  for (int i = 0; i < 16; ++i) sum.v[i] += a.v[i] * b.v[i];
+  return sum;
+}
+
 constexpr int kRowsF32 = 2, kRowsBf16 = 1, kBlocksFloat = 2, kRowsQuant = 1, kBlocksQuant = 1, kQueries = 4;
 
 }  // namespace ridgeline::RIDGELINE_ISA

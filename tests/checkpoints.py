@@ -36,7 +36,7 @@ DIMENSIONS: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
     "bos_token_id": 1, "eos_token_id": EOS_TOKEN_ID, "pad_token_id": 0,
 }  # fmt: skip
-SIX_BITS = ("v_proj.weight", "down_proj.weight", "embed_tokens.weight", "lm_head.weight")  # in a Q4_K_M
+SIX_BITS = ("v_proj.weight", "down_proj.weight", "embed_tokens.weight", "lm_head.weight")  # in a Q4_K_M or Q5_K_M
 LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
@@ -76,8 +76,8 @@ def make_hf(
 
 
 def make_gguf(hf_directory: Path, path: Path, quantization: str = "F32") -> Path:
-    """The checkpoint of `hf_directory` as one GGUF file; vectors stay F32, as llama.cpp keeps them. `Q4_K_M` is its
-    mix of K formats, in random blocks: other weights of the same shapes."""
+    """The checkpoint of `hf_directory` as one GGUF file; vectors stay F32, as llama.cpp keeps them. `Q4_K_M`
+    and `Q5_K_M` are its mixes of K formats, in random blocks: other weights of the same shapes."""
     config = json.loads((hf_directory / "config.json").read_text())
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted(hf_directory.glob("*.safetensors")):
@@ -90,8 +90,8 @@ def make_gguf(hf_directory: Path, path: Path, quantization: str = "F32") -> Path
         values = tensor.float().numpy()
         if config["model_type"] == "llama" and any(proj in name for proj in (".q_proj.", ".k_proj.")):
             values = _interleave_pairs(values, config["head_dim"])
-        if quantization == "Q4_K_M" and values.ndim == 2:
-            kind = gguf.GGMLQuantizationType["Q6_K" if name.endswith(SIX_BITS) else "Q4_K"]
+        if quantization.endswith("_K_M") and values.ndim == 2:
+            kind = gguf.GGMLQuantizationType["Q6_K" if name.endswith(SIX_BITS) else quantization.removesuffix("_M")]
             data = _random_blocks(kind, values.shape, seed=len(name))
         else:
             kind = gguf.GGMLQuantizationType[quantization if values.ndim == 2 else "F32"]
@@ -111,7 +111,8 @@ def _random_blocks(kind: gguf.GGMLQuantizationType, shape: tuple[int, int], seed
     block_len, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     outputs, inner = shape
     blocks = np.random.default_rng(seed).integers(0, 256, (outputs, inner // block_len, block_bytes), np.uint8)
-    scales = np.array([7e-5] if kind.name == "Q6_K" else [2.4e-4, 2.4e-4 * 7.5], np.float16).view(np.uint8)
+    numbers = {"Q4_K": [2.4e-4, 2.4e-4 * 7.5], "Q5_K": [1.2e-4, 1.2e-4 * 15.5], "Q6_K": [7e-5]}[kind.name]
+    scales = np.array(numbers, np.float16).view(np.uint8)
     begin = block_bytes - 2 if kind.name == "Q6_K" else 0
     blocks[..., begin : begin + len(scales)] = scales
     return blocks.reshape(outputs, -1)

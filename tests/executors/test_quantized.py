@@ -13,6 +13,7 @@ import pytest
 from checkpoints import VOCAB_SIZE, make_gguf, make_hf
 from executors_under_test import open_executor
 from ridgeline._native import kernels
+from ridgeline.cost.facts import load_facts
 from ridgeline.errors import ConfigError
 from ridgeline.model.program import weight_shapes
 from ridgeline.model.resolve import load_spec, resolve_model
@@ -205,10 +206,38 @@ def test_every_served_format_follows_the_oracle(dtype, tied):
     assert_served(str(tied), dtype)
 
 
-@pytest.mark.parametrize("quantization", ["Q4_1", "Q5_0", "Q8_0", "Q4_K_M"])
+@pytest.mark.parametrize("quantization", ["Q4_1", "Q5_0", "Q8_0", "Q4_K_M", "Q5_K_M"])
 def test_a_gguf_files_own_groups_follow_the_oracle(quantization, tmp_path):
-    directory = make_hf(tmp_path, "llama", hidden_size=256, intermediate_size=256, head_dim=64)
-    assert_served(str(make_gguf(directory, tmp_path / "tiny.gguf", quantization)), "gguf")
+    assert_served(make_gguf_file(tmp_path, quantization), "gguf")
+
+
+def make_gguf_file(directory, quantization) -> str:
+    make_hf(directory, "llama", hidden_size=256, intermediate_size=512, head_dim=64)
+    return str(make_gguf(directory, directory / "tiny.gguf", quantization))
+
+
+@pytest.fixture(scope="module", params=["Q4_K_M", "Q5_K_M"])
+def k_mix(request, tmp_path_factory) -> str:
+    return make_gguf_file(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def test_bits_of_k_formats_do_not_depend_on_schedule_threads_or_isa_path(k_mix, monkeypatch):
+    with open_executor("native", k_mix, dtype="gguf", threads=1) as executor:
+        alone = [Stepper(executor).logits([prompt])[0] for prompt in PROMPTS]
+    for isa in kernels.isas():
+        monkeypatch.setenv("RIDGELINE_ISA", isa)
+        with open_executor("native", k_mix, dtype="gguf", threads=2) as executor:
+            for chunk in (None, 16, 7, 1):
+                for ours, expected in zip(Stepper(executor).logits(PROMPTS, chunk), alone, strict=True):
+                    np.testing.assert_array_equal(ours, expected, err_msg=f"{isa}, chunk {chunk}")
+
+
+def test_k_formats_take_the_bytes_of_the_file(k_mix):
+    """Codes, subscales, scales: as many bits a weight, in rows of whole blocks; a plan knows it."""
+    facts = load_facts(k_mix)
+    stored = sum(size for _, size in facts.files.tensors.values())
+    with open_executor("native", k_mix, dtype="gguf") as executor:
+        assert executor.weight_bytes == facts.weight_bytes("gguf") == stored
 
 
 def assert_served(model, dtype):

@@ -33,9 +33,10 @@ def untied(tmp_path_factory):
     return opened(make_hf(tmp_path_factory.mktemp("untied"), "llama"))
 
 
-@pytest.fixture(scope="module", params=["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+@pytest.fixture(scope="module", params=["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M"])
 def gguf_file(request, tmp_path_factory):
-    directory = make_hf(tmp_path_factory.mktemp(request.param), "llama")
+    wide = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64} if "K" in request.param else {}
+    directory = make_hf(tmp_path_factory.mktemp(request.param), "llama", **wide)
     return opened(make_gguf(directory, directory / "tiny.gguf", request.param)), request.param
 
 
@@ -118,7 +119,8 @@ def test_a_gguf_files_own_groups_have_the_values_of_the_file(gguf_file):
         expected = source.read(name)
         assert weights.group_form(name) == weights.read_groups(name).form
         np.testing.assert_array_equal(weights.read(name).view(np.uint32), expected.view(np.uint32))
-    assert arithmetic(weights, "gguf") == ("w4a8" if quantization.startswith("Q4") else "w8a8")
+    expected_arithmetic = {"Q4_K_M": "w4a8 and w6a8", "Q5_K_M": "w5a8 and w6a8", "Q4_0": "w4a8", "Q4_1": "w4a8"}
+    assert arithmetic(weights, "gguf") == expected_arithmetic.get(quantization, "w8a8")
 
 
 def test_a_gguf_file_can_be_rounded_anew_and_its_head_too(gguf_file):

@@ -1,6 +1,6 @@
 """8-bit activations times 8- and 4-bit weights: every ISA path against slow twins, over all groupings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -9,7 +9,8 @@ from ridgeline._native import kernels, matmul_flops
 from ridgeline.quant.groups import GroupedWeights, num_groups
 
 ISAS = kernels.isas()
-# bits, zero, group (None: whole rows), minima, fp16 scales: those of the formats, and some that none has yet
+# bits, zero, group (None: whole rows), minima, fp16 scales: those of the formats, and some that none has yet. Those of
+# two levels of scales also a subgroup
 GROUPINGS = [
     (8, 128, None, False, False),
     (8, 128, 32, False, True),
@@ -23,6 +24,8 @@ GROUPINGS = [
     (4, 0, 32, True, False),
     (4, 0, 64, True, True),
 ]
+TWO_LEVELS = [(4, 0, 256, True, True, 32), (5, 0, 256, True, True, 32), (6, 32, 256, False, False, 16)]
+GROUPINGS += TWO_LEVELS
 SHAPES = [(1, 1, 1), (1, 96, 48), (2, 33, 17), (7, 160, 70), (13, 257, 130), (35, 576, 16), (4, 1024, 33)]
 
 
@@ -46,13 +49,25 @@ def wide(rng, *shape):
 
 
 def random_weights(rng, outputs, inner, grouping):
-    bits, zero, group, has_minima, half = grouping
+    """Of two levels rows are whole groups: then `inner` is rounded up."""
+    bits, zero, group, has_minima, half, *subgroup = grouping
     group = group or inner
+    inner = -(-inner // group) * group if subgroup else inner
     codes = rng.integers(0, 1 << bits, (outputs, inner)).astype(np.uint8)
     scales, minima = (wide(rng, outputs, num_groups(inner, group)) for _ in range(2))
     if half:
         scales, minima = (x.astype(np.float16).astype(np.float32) for x in (scales, minima))
-    return GroupedWeights(codes, scales, minima if has_minima else None, bits, zero, group)
+    weights = GroupedWeights(codes, scales, minima if has_minima else None, bits, zero, group)
+    return in_two_levels(rng, weights, *subgroup) if subgroup else weights
+
+
+def in_two_levels(rng, weights, subgroup):
+    """With random integers for each subgroup: of 6 bits beside minima, signed ones of 8 bits without."""
+    shape = (weights.shape[0], weights.shape[1] // subgroup)
+    lowest, highest = (0, 63) if weights.minima is not None else (-128, 127)
+    subscales = rng.integers(lowest, highest + 1, shape).astype(np.int8)
+    subminima = None if weights.minima is None else rng.integers(0, 64, shape).astype(np.uint8)
+    return replace(weights, subscales=subscales, subminima=subminima, subgroup=subgroup)
 
 
 def random_input(rng, rows, weights):
@@ -66,13 +81,14 @@ def product(isa, x, weights, epilogue="store", out=None, bias=None, blocks_per_c
     w = weights
     kernels.matmul_quant(
         isa, epilogue, blocks_per_call, w.bits, w.zero, w.group, w.half_scales,
-        x.codes, x.scales, w.codes, w.scales, w.minima, bias, out,
+        x.codes, x.scales, w.codes, w.scales, w.minima, w.subscales, w.subminima, bias, out,
     )  # fmt: skip
     return out
 
 
 def magnitudes(w):
     """What the terms of a weight's value add up to: sums of products err in proportion."""
+    w = w.expanded()
     parts = GroupedWeights(w.codes, np.abs(w.scales), None, w.bits, w.zero, w.group)
     minima = 0 if w.minima is None else np.repeat(np.abs(w.minima), w.group, axis=1)[:, : w.shape[1]]
     return np.abs(parts.dequantize()) + minima
@@ -80,7 +96,9 @@ def magnitudes(w):
 
 def reference(x, w):
     out = np.zeros((len(x.codes), w.shape[0]), np.float32)
-    kernels.reference_matmul_quant(w.zero, w.group, x.codes, x.scales, w.codes, w.scales, w.minima, out)
+    kernels.reference_matmul_quant(
+        w.zero, w.group, x.codes, x.scales, w.codes, w.scales, w.minima, w.subscales, w.subminima, out
+    )
     return out
 
 
@@ -117,7 +135,10 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(isa, grouping):
 def test_bias_and_epilogues(isa, grouping, rows):
     rng = np.random.default_rng(2)
     weights = random_weights(rng, 2 * 37, 96, grouping)
-    weights = GroupedWeights(**{**vars(weights), "scales": weights.scales * np.float32(2**-8)})
+    weights = replace(weights, scales=weights.scales * np.float32(2**-8))
+    if weights.subgroup:  # whose scales are multiplied by up to 128
+        minima = None if weights.minima is None else weights.minima * np.float32(2**-7)
+        weights = replace(weights, scales=weights.scales * np.float32(2**-7), minima=minima)
     x, bias, residual = random_input(rng, rows, weights), wide(rng, 74), wide(rng, rows, 74)
     x.scales = np.exp2(rng.integers(-10, -6, x.scales.shape)).astype(np.float32)
     plain = reference(x, weights)
@@ -134,11 +155,13 @@ def test_bias_and_epilogues(isa, grouping, rows):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("grouping", [(4, 0, 16, True, True), (8, 32, 16, False, False), (8, 128, 2048, False, False)])
+@pytest.mark.parametrize(
+    "grouping", [(4, 0, 16, True, True), (8, 32, 16, False, False), (8, 128, 2048, False, False), *TWO_LEVELS]
+)
 def test_more_rows_and_groups_than_are_worked_on_at_once(isa, grouping):
     rng = np.random.default_rng(5)
     weights = random_weights(rng, 20, 2048, grouping)
-    x = random_input(rng, 150, weights)
+    x = random_input(rng, 290, weights)
     np.testing.assert_array_equal(product(isa, x, weights), reference(x, weights))
 
 
@@ -239,16 +262,53 @@ def test_hadamard_before_quantization(isa, width, block):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_a_group_that_is_not_finite_reaches_its_row_alone(isa):
+@pytest.mark.parametrize("grouping", [(8, 128, 32, False, False), *TWO_LEVELS], ids=str)
+def test_a_group_that_is_not_finite_reaches_its_row_alone(isa, grouping):
     rng = np.random.default_rng(3)
-    weights = random_weights(rng, 20, 96, (8, 128, 32, False, False))
-    values = wide(rng, 4, 96)
-    values[1, 40], values[2, 95] = np.nan, np.inf
-    codes, scales, _ = quantized(isa, values, 32)
-    x = Input(np.ascontiguousarray(codes[:, :96]), np.ascontiguousarray(scales[:, :3]))
-    out = product(isa, x, weights)
-    assert np.isnan(out[[1, 2]]).all()
-    assert np.isfinite(out[[0, 3]]).all()
+    for rows in (4, 20):  # few by Vec, more by tiles
+        weights = random_weights(rng, 20, 96, grouping)
+        inner, groups = weights.shape[1], weights.scales.shape[1]
+        values = wide(rng, rows, inner)
+        values[1, 40], values[2, 95] = np.nan, np.inf
+        codes, scales, _ = quantized(isa, values, weights.group)
+        x = Input(np.ascontiguousarray(codes[:, :inner]), np.ascontiguousarray(scales[:, :groups]))
+        out = product(isa, x, weights)
+        assert np.isnan(out[[1, 2]]).all()
+        assert np.isfinite(np.delete(out, [1, 2], axis=0)).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("grouping", TWO_LEVELS, ids=str)
+@pytest.mark.parametrize("rows", [3, 17])
+def test_the_largest_sums_of_two_levels_are_exact(isa, grouping, rows):
+    """Codes, subscales and inputs at either end: sums of a super-block need up to 29 bits."""
+    rng = np.random.default_rng(8)
+    weights = random_weights(rng, 32, 512, grouping)
+    ends = -128 if weights.minima is None else 63
+    subscales = np.where(np.arange(32) < 16, ends, 127 if ends < 0 else 0)[:, None]
+    codes = np.where(np.arange(32) % 2, (1 << weights.bits) - 1, 0)[:, None]
+    weights = replace(
+        weights,
+        codes=np.broadcast_to(codes, weights.codes.shape).astype(np.uint8),
+        subscales=np.broadcast_to(subscales, weights.subscales.shape).astype(np.int8),
+        subminima=None if weights.subminima is None else np.full_like(weights.subminima, 63),
+    )
+    x = Input(np.full((rows, 512), 127, np.int8), np.ones((rows, 2), np.float32))
+    x.codes[1] = -127
+    np.testing.assert_array_equal(product(isa, x, weights), reference(x, weights))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_sums_of_parts_of_an_input(isa):
+    """Sums of 16 codes in order, of 32 in the order of packed words."""
+    values = wide(np.random.default_rng(9), 3, 700)
+    codes, scales = np.zeros((3, 768), np.int8), np.zeros((3, 3), np.float32)
+    sums, parts = np.zeros((3, 3), np.int32), np.zeros((3, 3 * 24), np.int32)
+    kernels.quantize(isa, 1, 256, values, codes, scales, sums, parts)
+    of_16 = codes.reshape(9, 16, 16).astype(np.int32).sum(-1)
+    np.testing.assert_array_equal(parts.reshape(9, 24)[:, :16], of_16)
+    of_32 = of_16.reshape(9, 8, 2).sum(-1)
+    np.testing.assert_array_equal(parts.reshape(9, 24)[:, 16:], of_32[:, [0, 2, 1, 3, 4, 6, 5, 7]])
 
 
 @pytest.mark.parametrize("grouping", GROUPINGS, ids=str)
@@ -257,16 +317,23 @@ def test_packed_weights_keep_every_value(grouping):
     for outputs, inner in ((1, 1), (33, 70), (16, 256)):
         w = random_weights(rng, outputs, inner, grouping)
         out = np.zeros(w.shape, np.float32)
-        size = kernels.pack_and_unpack(w.bits, w.zero, w.group, w.half_scales, w.codes, w.scales, w.minima, out)
+        size = packed_and_unpacked(w, out)
         np.testing.assert_array_equal(out, w.dequantize())
     codes, scale_bytes = 16 * 256 * w.bits // 8, 16 * w.scales.shape[1] * (2 if w.half_scales else 4)
-    assert size == codes + scale_bytes * (1 if w.minima is None else 2)  # 16 x 256 needs no padding
+    integers = 16 * (0 if w.subscales is None else 16 if w.subminima is None else 12)
+    assert size == codes + integers + scale_bytes * (1 if w.minima is None else 2)  # 16 x 256 needs no padding
+
+
+def packed_and_unpacked(w, out):
+    return kernels.pack_and_unpack(
+        w.bits, w.zero, w.group, w.half_scales, w.codes, w.scales, w.minima, w.subscales, w.subminima, out
+    )
 
 
 def test_fp16_scales_cover_denormals_the_ends_and_nan():
     scales = np.array([[2**-24, 3 * 2**-24, 2**-14, -(2**-15), 65504, 0, -0.0, np.nan]], np.float32)
     codes, out = np.full((1, 8 * 16), 129, np.uint8), np.zeros((1, 8 * 16), np.float32)
-    kernels.pack_and_unpack(8, 128, 16, True, codes, scales, None, out)
+    packed_and_unpacked(GroupedWeights(codes, scales, None, 8, 128, 16), out)
     np.testing.assert_array_equal(out.reshape(8, 16)[:, 0], scales[0])
 
 
@@ -284,20 +351,37 @@ def test_fp16_scales_cover_denormals_the_ends_and_nan():
 def test_weights_that_do_not_fit_their_form_are_refused(bits, zero, group, code, scale, message):
     codes, scales = np.full((1, 64), code, np.uint8), np.full((1, num_groups(64, group)), scale, np.float32)
     with pytest.raises(ValueError, match=message):
-        kernels.pack_and_unpack(bits, zero, group, True, codes, scales, None, np.zeros((1, 64), np.float32))
+        kernels.pack_and_unpack(bits, zero, group, True, codes, scales, None, None, None, np.zeros((1, 64), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bits": 7}, "of 4 or 5 bits with minima or of 6 bits around 32"),
+        ({"bits": 6}, "of 4 or 5 bits with minima"),
+        ({"codes": np.full((1, 256), 16, np.uint8)}, "code 16 needs more than 4 bits"),
+        ({"subscales": np.full((1, 8), -1, np.int8)}, r"subscale -1 and subminimum \d+: 6 bits hold 0..63"),
+        ({"subminima": np.full((1, 8), 64, np.uint8)}, "subminimum 64: 6 bits hold 0..63"),
+    ],
+    ids=str,
+)
+def test_weights_that_do_not_fit_two_levels_are_refused(change, message):
+    weights = replace(random_weights(np.random.default_rng(7), 1, 256, TWO_LEVELS[0]), **change)
+    with pytest.raises(ValueError, match=message):
+        packed_and_unpacked(weights, np.zeros((1, 256), np.float32))
 
 
 def test_rows_too_long_for_32_bit_sums_are_refused():
     codes = np.zeros((1, 65_552), np.uint8)
     with pytest.raises(ValueError, match="65552: sums fit 32 bits up to 65536"):
         kernels.pack_and_unpack(
-            8, 128, 65_552, False, codes, np.ones((1, 1), np.float32), None, codes.astype(np.float32)
+            8, 128, 65_552, False, codes, np.ones((1, 1), np.float32), None, None, None, codes.astype(np.float32)
         )
 
 
-@pytest.mark.parametrize("name", ["int8", "int8-g64", "int4-g32", "int4-g128-zp"])
+@pytest.mark.parametrize("name", ["int8", "int8-g64", "int4-g32", "int4-g128-zp", "q4_k", "q6_k"])
 def test_throughput_is_measured_by_the_name_of_a_format(name):
-    assert matmul_flops(name, rows=3, inner=96, outputs=40, threads=2, seconds=0) > 0
+    assert matmul_flops(name, rows=3, inner=256, outputs=40, threads=2, seconds=0) > 0
 
 
 @pytest.mark.parametrize("name", ["int", "int4", "int8-g", "int8-g64-", "int4-g32-zpx", "q4_0", ""])

@@ -1,5 +1,7 @@
 """Grouped weights: what a code stands for, and that matrices of different formats can lie in one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,52 @@ def test_stacked_parts_keep_every_value(forms):
     stacked = stack(parts)
     np.testing.assert_array_equal(stacked.dequantize(), np.concatenate([part.dequantize() for part in parts]))
     assert stacked.bits == (4 if forms[0] == forms[1] else 8)
+
+
+def random_two_levels(outputs: int, *, bits: int, inner: int = 512) -> GroupedWeights:
+    rng = np.random.default_rng([outputs, bits])
+    group = random_groups(outputs, inner, bits=bits, zero=32 if bits == 6 else 0, group=256, top=(1 << bits) - 1)
+    scales = group.scales.astype(np.float16).astype(np.float32)
+    if bits == 6:
+        subscales = rng.integers(-128, 128, (outputs, inner // 16)).astype(np.int8)
+        return replace(group, scales=scales, subscales=subscales, subgroup=16)
+    subscales, subminima = rng.integers(0, 64, (2, outputs, inner // 32)).astype(np.uint8)
+    minima = np.flip(scales)
+    return replace(
+        group, scales=scales, minima=minima, subscales=subscales.view(np.int8), subminima=subminima, subgroup=32
+    )
+
+
+@pytest.mark.parametrize("bits", [4, 5, 6])
+def test_two_levels_multiply_scale_and_minimum_by_an_integer_of_the_subgroup(bits):
+    weights = random_two_levels(3, bits=bits)
+    values = weights.dequantize()
+    for row, k in np.ndindex(3, 512):
+        group, subgroup = k // 256, k // weights.subgroup
+        scale = weights.scales[row, group] * np.float32(weights.subscales[row, subgroup])
+        expected = scale * np.float32(int(weights.codes[row, k]) - weights.zero)
+        if weights.minima is not None:
+            expected += weights.minima[row, group] * np.float32(weights.subminima[row, subgroup])
+        assert values[row, k] == expected
+
+
+@pytest.mark.parametrize(("bits", "bits_a_weight"), [(4, 4.5), (5, 5.5), (6, 6.5625)])
+def test_two_levels_take_the_bits_of_the_file(bits, bits_a_weight):
+    assert random_two_levels(2, bits=bits).form.row_bytes(512) == bits_a_weight * 512 / 8
+
+
+def test_two_levels_stay_when_all_parts_have_them():
+    parts = [random_two_levels(outputs, bits=4) for outputs in (2, 3)]
+    stacked = stack(parts)
+    assert stacked.form == parts[0].form
+    np.testing.assert_array_equal(stacked.dequantize(), np.concatenate([part.dequantize() for part in parts]))
+
+
+def test_two_levels_beside_another_form_are_expanded():
+    parts = [random_two_levels(2, bits=4), random_two_levels(2, bits=6), random_groups(2, 512, zero=32, top=63)]
+    stacked = stack(parts)
+    assert (stacked.form.bits, stacked.group, stacked.subgroup, stacked.half_scales) == (8, 16, 0, False)
+    np.testing.assert_array_equal(stacked.dequantize(), np.concatenate([part.dequantize() for part in parts]))
 
 
 def test_parts_without_a_common_form_are_refused():

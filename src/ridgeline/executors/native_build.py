@@ -53,16 +53,19 @@ class MatrixForm:
 
     @property
     def input(self) -> InputForm:
-        return InputForm(self.dtype, self.groups.group if self.groups else 0, self.hadamard)
+        two_level = self.groups is not None and self.groups.subgroup > 0
+        return InputForm(self.dtype, self.groups.group if self.groups else 0, self.hadamard, two_level)
 
 
 @dataclass(frozen=True)
 class InputForm:
-    """How a matrix wants its input: `group` 0 is plain `dtype`, others are codes."""
+    """How a matrix wants its input: `group` 0 is plain `dtype`, others are codes; with two levels of scales, and the
+    sums of a group's parts."""
 
     dtype: str
     group: int = 0
     hadamard: bool = False
+    part_sums: bool = False
 
 
 def matrix_forms(program: Program, weights: Weights, dtype: str) -> dict[str, MatrixForm]:
@@ -191,7 +194,7 @@ class Builder:
         if (name, form) not in self._buffers:
             width, per_logit_row = self._program.widths[name], name in PER_LOGIT_ROW
             self._buffers[name, form] = (
-                self._core.add_quantized_buffer(width, form.group, per_logit_row)
+                self._core.add_quantized_buffer(width, form.group, form.part_sums, per_logit_row)
                 if form.group
                 else self._core.add_buffer(width, form.dtype, per_logit_row)
             )
@@ -228,7 +231,7 @@ class Builder:
         for part, first in zip(parts, firsts, strict=True):
             end = begin + part.shape[0]
             own = rows.rows(begin, end)
-            self._core.pack_groups(index, own.codes, own.scales, own.minima, first)
+            self._core.pack_groups(index, own.codes, own.scales, own.minima, own.subscales, own.subminima, first)
             begin = end
 
     def _bias(self, names: tuple[str, ...], halves: bool) -> int:
@@ -276,7 +279,9 @@ def _without_scales(form: MatrixForm) -> MatrixForm:
 
 
 def _grouping(form: GroupForm) -> Any:
-    return _native.Grouping(form.bits, form.zero, form.group, form.has_minima, form.half_scales)
+    return _native.Grouping(
+        form.bits, form.zero, form.group, form.has_minima, form.half_scales, two_level=form.subgroup > 0
+    )
 
 
 def _power_of_two_in(width: int) -> int:

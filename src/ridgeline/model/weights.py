@@ -13,7 +13,6 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -181,12 +180,7 @@ class CheckpointWeights(Weights):
         tensor = self._tensors[name]
         outputs, inner = tensor.shape
         groups = unpack_groups(tensor.type, tensor.data, (outputs, inner))
-        return replace(
-            groups,
-            codes=self._in_half_split_order(name, groups.codes),
-            scales=self._in_half_split_order(name, groups.scales),
-            minima=None if groups.minima is None else self._in_half_split_order(name, groups.minima),
-        )
+        return groups.map_rows(lambda values: self._in_half_split_order(name, values))
 
     def stored_type(self, name: str) -> str:
         return self._tensors[name].type

@@ -5,13 +5,15 @@ A row of `inner` weights is cut into groups of `group`, the last one perhaps sho
     scale * (code - zero) [+ minimum]
 
 in fp32, the product rounded, then the sum. Codes are unsigned, so that formats with and without a minimum, of 4 and of
-8 bits, are one form; `zero` is one number for the whole tensor.
+8 bits, are one form; `zero` is one number for the whole tensor. In two levels scale and minimum are products of
+a group's number with a small integer of the subgroup, exact in fp32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +24,12 @@ Codes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
 
 
+_ARRAYS = ("codes", "scales", "minima", "subscales", "subminima")
+
+
 @dataclass(frozen=True)
 class GroupedWeights:
-    """A matrix [outputs, inner]. `bits`, 4 or 8, is what a code takes in memory."""
+    """A matrix [outputs, inner]. `bits`, 4 or 8, of two levels 4 to 6, is what a code takes in memory."""
 
     codes: Codes  # [outputs, inner]
     scales: Float32  # [outputs, groups]
@@ -32,13 +37,18 @@ class GroupedWeights:
     bits: int
     zero: int
     group: int  # weights that share a scale; `inner`: one scale for a whole row
+    subscales: NDArray[np.int8] | None = None  # [outputs, subgroups], of two levels
+    subminima: NDArray[np.uint8] | None = None  # [outputs, subgroups]
+    subgroup: int = 0  # weights that share a subscale
 
     def __post_init__(self) -> None:
         outputs, inner = self.codes.shape
         expected = (outputs, num_groups(inner, self.group))
-        for name, values in (("scales", self.scales), ("minima", self.minima)):
-            if values is not None and values.shape != expected:
-                raise ValueError(f"{name} are {list(values.shape)}, codes {[outputs, inner]} need {list(expected)}")
+        finer = (outputs, inner // self.subgroup if self.subgroup else 0)
+        for name, shape in zip(_ARRAYS[1:], (expected, expected, finer, finer), strict=True):
+            values = getattr(self, name)
+            if values is not None and values.shape != shape:
+                raise ValueError(f"{name} are {list(values.shape)}, codes {[outputs, inner]} need {list(shape)}")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -52,10 +62,12 @@ class GroupedWeights:
 
     @property
     def form(self) -> GroupForm:
-        return GroupForm(self.bits, self.zero, self.group, self.minima is not None, self.half_scales)
+        return GroupForm(self.bits, self.zero, self.group, self.minima is not None, self.half_scales, self.subgroup)
 
     def dequantize(self) -> Float32:
         """The values, fp32 [outputs, inner]."""
+        if self.subgroup:
+            return self.expanded().dequantize()
         values = self.codes.astype(np.float32)
         values -= np.float32(self.zero)
         values *= self._spread(self.scales)
@@ -63,10 +75,25 @@ class GroupedWeights:
             values += self._spread(self.minima)
         return values
 
+    def expanded(self) -> GroupedWeights:
+        """The same values in one level: a scale, and perhaps a minimum, for each subgroup."""
+        if self.subscales is None:
+            return self
+        form, per_group = self.form.expanded(), self.group // self.subgroup
+        scales = np.repeat(self.scales, per_group, axis=1) * self.subscales
+        minima = None
+        if self.minima is not None and self.subminima is not None:
+            minima = np.repeat(self.minima, per_group, axis=1) * self.subminima
+        return GroupedWeights(self.codes, scales, minima, form.bits, form.zero, form.group)
+
     def rows(self, begin: int, end: int) -> GroupedWeights:
         """Outputs begin .. end - 1, as views."""
-        minima = None if self.minima is None else self.minima[begin:end]
-        return GroupedWeights(self.codes[begin:end], self.scales[begin:end], minima, self.bits, self.zero, self.group)
+        return self.map_rows(lambda values: values[begin:end])
+
+    def map_rows(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> GroupedWeights:
+        """The matrix whose arrays [outputs, ...] are what `change` makes of this one's."""
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        return replace(self, **{name: change(values) for name, values in arrays.items() if values is not None})
 
     def _spread(self, per_group: Float32) -> Float32:
         """[outputs, groups] to [outputs, inner]."""
@@ -82,20 +109,15 @@ def stack(parts: Sequence[GroupedWeights]) -> GroupedWeights:
     """The rows of all parts, one below the other, every value kept.
 
     Parts of different formats, as in a GGUF file whose v is stored finer than its q and k, meet in a form that holds
-    each: the finer groups, the larger codes around a common zero, minima of 0 where a part has none.
+    each: one level of scales, the finer groups, the larger codes around a common zero, minima of 0 where a part has
+    none.
     """
     form = common_form([part.form for part in parts])
-    parts = [part if part.form == form else _widened(part, form) for part in parts]
-    first = parts[0]
-    minima = [part.minima for part in parts if part.minima is not None]
-    return GroupedWeights(
-        np.concatenate([part.codes for part in parts]),
-        np.concatenate([part.scales for part in parts]),
-        np.concatenate(minima) if minima else None,
-        first.bits,
-        first.zero,
-        first.group,
-    )
+    if not form.subgroup:
+        expanded = [part.expanded() for part in parts]
+        parts = [part if part.form == form else _widened(part, form) for part in expanded]
+    arrays = {name: [getattr(part, name) for part in parts] for name in _ARRAYS if getattr(parts[0], name) is not None}
+    return replace(parts[0], **{name: np.concatenate(values) for name, values in arrays.items()})
 
 
 def _widened(part: GroupedWeights, form: GroupForm) -> GroupedWeights:
