@@ -166,8 +166,9 @@ void Executor::submit(const Step& step) {
   check(step);
   copy_plan(step);
   const size_t logit_blocks = ceil_div(static_cast<int>(logit_rows_.size()), kLogitRows);
-  const size_t loops = 1 + 2 * ops_.size() * (1 + logit_blocks) + logit_blocks;
-  if (counters_.size() < loops) counters_ = std::vector<std::atomic<int>>(loops);
+  num_loops_ = 1 + 2 * ops_.size() * (1 + logit_blocks) + logit_blocks;
+  const size_t counters = num_loops_ * pool_.size();
+  if (counters_.size() < counters) counters_ = std::vector<std::atomic<int>>(counters);
   for (auto& c : counters_) c.store(0, std::memory_order_relaxed);
   op_seconds_.resize(ops_.size());
   under_way_ = true;

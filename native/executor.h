@@ -220,7 +220,8 @@ class Executor {
   bool profiling_ = false;
   std::vector<double> op_seconds_;  // [ops], written by thread 0
 
-  std::vector<std::atomic<int>> counters_;  // one per shared loop of a step, reset while the pool rests
+  size_t num_loops_ = 0;                    // of a step, at most
+  std::vector<std::atomic<int>> counters_;  // one per thread and shared loop, reset while the pool rests
   ThreadPool pool_;                         // last: its threads use everything above
 };
 

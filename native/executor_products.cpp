@@ -17,6 +17,9 @@ constexpr int kBlocksPerTask = 4;
 template <class Args>
 void Executor::run_product(Shares& shares, const Args& args, ProductKernel<Args> kernel, int rows) {
   const int row_tasks = ceil_div(rows, kRowsPerTask);
+  if (row_tasks == 1)
+    return shares.run_in_parts(args.num_blocks, kBlocksPerTask,
+                               [&](int begin, int end) { kernel(args, 0, rows, begin, end); });
   // neighbouring tasks share their weights, which the second reads from the cache
   shares.run(row_tasks * ceil_div(args.num_blocks, kBlocksPerTask), [&](int task) {
     const int row = task % row_tasks * kRowsPerTask, block = task / row_tasks * kBlocksPerTask;
