@@ -231,7 +231,7 @@ class LLM:
 
     def _step(self, awaited: Generation) -> None:
         with _interrupts_held_back():
-            advanced = self.engine.step()
+            advanced = self.engine.step(looks_ahead=True)
         if advanced or awaited.done:
             return
         if self.engine.is_stuck():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from itertools import cycle
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from fakes import FakeExecutor
 from ridgeline.engine.loop import Engine
 from ridgeline.engine.request import FinishReason, Request, Status
 
-SETTINGS = settings(max_examples=60, stateful_step_count=40)
+SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 @functools.cache
@@ -87,11 +88,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.aborted.add(request.id)
         self.engine.abort(request.id)
 
-    @rule()
-    def step(self) -> None:
+    @rule(looks_ahead=st.booleans())
+    def step(self, looks_ahead: bool) -> None:
         before = {r: (r.num_computed_tokens, len(r.output_ids)) for r in self.engine._scheduler.running}
         is_paced = self.engine._config.max_batch_tokens is None and any(r.num_remaining_tokens == 1 for r in before)
-        if not self.engine.step():
+        if not self.engine.step(looks_ahead=looks_ahead):
             return
         num_tokens = self.executor.plans[-1].num_tokens
         budget = self.engine._scheduler.max_tokens
@@ -137,7 +138,7 @@ TestEngine = EngineMachine.TestCase
 TestEngine.settings = SETTINGS
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     engine=engines(),
     arrivals=st.lists(st.tuples(st.integers(20, 99), st.integers(1, 12), st.integers(1, 8)), min_size=1, max_size=8),
@@ -152,11 +153,13 @@ def test_decodes_never_wait_for_more_than_one_chunk(engine: Engine, arrivals: li
     for token, length, output in arrivals:
         if length + output <= capacity:
             submit(engine, [token] * length, max_tokens=output)
-    while engine._requests:
+    for looks_ahead in cycle([True, True, True, False]):
+        if not engine._requests:
+            break
         need_one = [r for r in scheduler.running if r.num_remaining_tokens == 1]
         decoding = [r for r in need_one if r.output_ids]
         before = {r.id: len(r.output_ids) for r in decoding}
-        if not engine.step() or len(need_one) > scheduler.max_tokens:
+        if not engine.step(looks_ahead=looks_ahead) or len(need_one) > scheduler.max_tokens:
             continue
         for r in decoding:
             assert len(r.output_ids) == before[r.id] + 1 or r.status is Status.WAITING

@@ -183,15 +183,15 @@ def test_200_random_disconnects_then_8_requests_all_finish() -> None:
 
 def test_a_fault_of_the_engine_itself_ends_what_it_holds_and_serves_on(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(FakeExecutor(), FakeTokenizer(), EngineConfig(), context_len=64)
-    schedule = engine._scheduler.schedule
+    foresee = engine._scheduler.foresee
     calls = iter(range(10**9))
 
-    def broken(now: float):  # type: ignore[no-untyped-def]
+    def broken(chunks):  # type: ignore[no-untyped-def]
         if next(calls) == 2:
             raise ZeroDivisionError("a bug")
-        return schedule(now)
+        return foresee(chunks)
 
-    monkeypatch.setattr(engine._scheduler, "schedule", broken)
+    monkeypatch.setattr(engine._scheduler, "foresee", broken)
     done = [threading.Event(), threading.Event()]
     clients = [Client(), Client()]
 

@@ -7,7 +7,7 @@ samples, and one for each prompt position whose logprob is wanted: position p is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,6 +53,22 @@ def build_plan(chunks: Sequence[Chunk], page_size: int, eos_ids: frozenset[int])
     for chunk in chunks:
         chunk.request.needs_setup = False
     return plan, rows
+
+
+def continued_plan(plan: StepPlan, chunks: Sequence[Chunk], page_size: int) -> StepPlan:
+    """The plan of `chunks`, which decode the sequences of `plan`, all decodes too, one token further. Its `token_ids`
+    are those that `plan` samples; what its logit rows are for stays the same."""
+    positions, tables = plan.positions + 1, _block_tables(chunks)
+    pages = tables[np.arange(len(chunks)), positions // page_size]
+    return replace(
+        plan,
+        positions=positions,
+        slots=pages * page_size + positions % page_size,
+        context_len=plan.context_len + 1,
+        block_tables=tables,
+        setups=[],
+        copy_pages=[],
+    )
 
 
 def _int32(values: Iterator[int]) -> Int32:

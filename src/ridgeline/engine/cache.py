@@ -75,8 +75,17 @@ class Cache:
         """Pages that `extend` could hand out now: the free ones, and the cached ones, which it evicts."""
         return self.pool.num_free + self.pool.num_cached
 
+    @property
+    def num_available_meanwhile(self) -> int:
+        """The same while a step computes: the tier below reads what it evicts, and that has to wait for the step."""
+        return self.num_available if self._tier is None else self.pool.num_free
+
     def pages_needed(self, num_tokens: int) -> int:
         return pages_needed(num_tokens, self.page_size)
+
+    def num_missing_pages(self, request: Request, num_tokens: int) -> int:
+        """Pages that a request lacks to hold `num_tokens` tokens."""
+        return max(0, self.pages_needed(num_tokens) - len(request.pages))
 
     def namespace(self, cache_salt: str = "", *, adapter: str = "") -> str:
         """What has to be the same for two sequences to share pages, apart from their tokens and the engine's model."""
@@ -104,7 +113,7 @@ class Cache:
 
     def extend(self, request: Request, num_tokens: int) -> bool:
         """Makes place for `num_tokens` tokens in all. False, and nothing changed, when pages lack."""
-        missing = self.pages_needed(num_tokens) - len(request.pages)
+        missing = self.num_missing_pages(request, num_tokens)
         if missing > self.num_available:
             return False
         if missing > 0:

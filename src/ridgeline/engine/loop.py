@@ -1,9 +1,10 @@
 """Engine: plan, run, commit, deliver; the one place where the parts of `engine/` meet.
 
 A step: take what other threads left (new requests, aborts), schedule, submit the plan; while it computes, deliver the
-step before; wait; commit: append tokens, publish pages, end what has ended. All state belongs to the thread that
-steps. Other threads call `submit`, `abort`, `stats`, `is_stuck` and `shutdown` only; they leave messages under a lock
-that is never held while a step computes or a sink runs.
+step before; wait; commit: append tokens, publish pages, end what has ended. Where the next step is certain but for the
+tokens that this one samples, its plan is made meanwhile and submitted before the commit, so that the core does not wait
+for Python. All state belongs to the thread that steps. Other threads call `submit`, `abort`, `stats`, `is_stuck` and
+`shutdown` only; they leave messages under a lock that is never held while a step computes or a sink runs.
 
 A failing step fails the requests in it, a row that is not finite fails its request, a sink that raises aborts its own;
 nothing of that reaches others or stops the loop.
@@ -18,17 +19,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeGuard, TypeVar
 
 from ridgeline.config import EngineConfig
 from ridgeline.engine.admission import Limits, check_config, check_request
-from ridgeline.engine.batch import LogitRow, build_plan
+from ridgeline.engine.batch import LogitRow, build_plan, continued_plan
 from ridgeline.engine.cache import Cache
 from ridgeline.engine.delivery import Delivery, Tokenizer
-from ridgeline.engine.outcome import Outcome, row_logprob, token_outcome
+from ridgeline.engine.outcome import Outcome, is_ending, row_logprob, token_outcome
 from ridgeline.engine.pages import PagePool
 from ridgeline.engine.params import checked
-from ridgeline.engine.plan import Executor, StepPlan, StepResult
+from ridgeline.engine.plan import Executor, StepHandle, StepPlan, StepResult
 from ridgeline.engine.reports import MissReport, TreeNode
 from ridgeline.engine.request import FinishReason, Request, Status, TokenLogprob
 from ridgeline.engine.scheduler import Chunk, Scheduler
@@ -42,6 +44,33 @@ _log = logging.getLogger(__name__)
 ANSWER_WITHIN_S = 30.0  # how long a question about the cache waits for the step under way
 CHECK_EVERY_S = 10.0  # an idle engine checks its books, which takes milliseconds on a large pool, at most so often
 ABORT_GRACE_S = 5.0  # how long `shutdown` waits for the step under way, after it has aborted what was left
+
+
+def _guarded(call: Callable[[], _Answer]) -> _Answer | ExecutionError:
+    """An executor's fault must not reach requests outside of its step."""
+    try:
+        return call()
+    except ExecutionError as error:
+        return error
+    except Exception as error:
+        _log.exception("the executor failed")
+        return ExecutionError(f"the step failed: {error!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that was submitted; `handle` is the failure where that failed."""
+
+    chunks: Sequence[Chunk]
+    rows: Sequence[LogitRow]
+    plan: StepPlan
+    num_places: int
+    start_s: float
+    handle: StepHandle | ExecutionError
+
+    def wait(self) -> StepResult | ExecutionError:
+        handle = self.handle
+        return handle if isinstance(handle, ExecutionError) else _guarded(handle.wait)
 
 
 class Engine:
@@ -82,6 +111,7 @@ class Engine:
         self._scheduler = Scheduler(config, self._cache, max_step_tokens=executor.max_step_tokens)
         self._delivery = Delivery(tokenizer, self._on_end)
         self._counters = Counters()
+        self._under_way: _Step | None = None  # submitted, and not waited for
         self._thread: threading.Thread | None = None
         self._progress_s = clock()  # when a step last finished, or work came to an idle engine
         self._checked_s = -math.inf  # when the books were last checked
@@ -219,34 +249,67 @@ class Engine:
         while self._requests:
             self._step_or_wait()
 
-    def step(self) -> bool:
-        """Runs one step on the caller's thread. False: there was nothing to compute."""
-        start_s = self._clock()
-        self._take_messages(start_s)
+    def step(self, *, looks_ahead: bool = False) -> bool:
+        """Runs one step on the caller's thread. False: there was nothing to compute.
+
+        One that `looks_ahead` may leave the next step under way, which the next call takes up.
+        """
+        now = self._clock()
+        self._take_messages(now)
         self._cache.expire()
-        chunks = self._scheduler.schedule(start_s)
-        if not chunks:
-            self._delivery.flush()
-            if not self._requests and start_s - self._checked_s >= CHECK_EVERY_S:
+        if self._under_way is None:
+            self._under_way = self._begin(now)
+        step = self._under_way
+        self._delivery.flush()
+        if step is None:
+            if not self._requests and now - self._checked_s >= CHECK_EVERY_S:
                 self._cache.check(self._scheduler.running)
-                self._checked_s = start_s
+                self._checked_s = now
             return False
+        following = self._scheduler.foresee(step.chunks) if looks_ahead else None
+        next_plan = following and continued_plan(step.plan, following, self._executor.page_size)
+        result = step.wait()
+        self._under_way = None
+        end_s = self._clock()
+        if following and next_plan and self._goes_on(result, step):
+            next_plan.token_ids = result.token_ids
+            self._under_way = self._submit(following, step.rows, next_plan, end_s)
+        self._end_step(step, result, end_s)
+        return True
+
+    def _begin(self, now: float) -> _Step | None:
+        """Schedules and submits a step, if there is something to compute."""
+        chunks = self._scheduler.schedule(now)
+        if not chunks:
+            return None
         plan, rows = build_plan(chunks, self._executor.page_size, self._eos_ids)
         plan.copy_pages = self._cache.take_copies()
+        return self._submit(chunks, rows, plan, now)
+
+    def _submit(self, chunks: Sequence[Chunk], rows: Sequence[LogitRow], plan: StepPlan, now: float) -> _Step:
         num_places = self._scheduler.num_places  # a stop string may end a request while the step computes
-        result = self._execute(plan)
-        end_s = self._clock()
+        return _Step(chunks, rows, plan, num_places, now, _guarded(lambda: self._executor.submit(plan)))
+
+    def _goes_on(self, result: StepResult | ExecutionError, step: _Step) -> TypeGuard[StepResult]:
+        """Whether the step after this one is as foreseen: nobody has ended and there is no news."""
+        if isinstance(result, ExecutionError) or not result.finite.all():
+            return False
+        if self._submitted or self._aborted or self._questions:
+            return False
+        token_ids = result.token_ids.tolist()
+        return not any(is_ending(row.request, t, self._eos_ids) for row, t in zip(step.rows, token_ids, strict=True))
+
+    def _end_step(self, step: _Step, result: StepResult | ExecutionError, end_s: float) -> None:
         if isinstance(result, ExecutionError):
             self._counters.num_failed_steps += 1
-            for chunk in chunks:
+            for chunk in step.chunks:
                 self._finish(chunk.request, FinishReason.ERROR, end_s, result)
         else:
-            self._scheduler.pacer.observe([chunk.num_tokens for chunk in chunks], result.duration_s)
-            self._counters.on_samples(sum(row.scores is None for row in rows), num_places)
-            self._commit(chunks, rows, result, end_s)
-        self._counters.on_step(num_tokens=plan.num_tokens, start_s=start_s, end_s=end_s)
+            self._scheduler.pacer.observe([chunk.num_tokens for chunk in step.chunks], result.duration_s)
+            self._counters.on_samples(sum(row.scores is None for row in step.rows), step.num_places)
+            self._commit(step.chunks, step.rows, result, end_s)
+        self._counters.on_step(num_tokens=step.plan.num_tokens, start_s=step.start_s, end_s=end_s)
         self._progress_s = end_s
-        return True
 
     def _run(self) -> None:
         while True:
@@ -254,6 +317,7 @@ class Engine:
                 self._changed.wait_for(lambda: self._requests or self._questions or self._stopping)
                 is_last = self._stopping
             if is_last:
+                self._abandon_step()
                 self._answer_questions()
                 return
             try:
@@ -264,7 +328,7 @@ class Engine:
 
     def _step_or_wait(self) -> None:
         """One step; when nothing can run yet, waits for a static batch to be due or for news."""
-        if self.step():
+        if self.step(looks_ahead=True):
             return
         with self._changed:
             if not self._requests or self._submitted or self._aborted or self._questions:
@@ -303,18 +367,6 @@ class Engine:
                 answer.set_result(question())
             except Exception as error:  # the asker's to handle; requests have no part in it
                 answer.set_exception(error)
-
-    def _execute(self, plan: StepPlan) -> StepResult | ExecutionError:
-        """Runs the plan, and delivers the step before meanwhile."""
-        try:
-            handle = self._executor.submit(plan)
-            self._delivery.flush()
-            return handle.wait()
-        except ExecutionError as error:
-            return error
-        except Exception as error:  # an executor's fault must not reach requests outside of this step
-            _log.exception("the executor failed")
-            return ExecutionError(f"the step failed: {error!r}")
 
     def _commit(self, chunks: Sequence[Chunk], rows: Sequence[LogitRow], result: StepResult, now: float) -> None:
         """Makes the step's results part of the requests that still run; what ended while it computed is discarded."""
@@ -359,12 +411,19 @@ class Engine:
         self._delivery.add(Outcome(request, now, finish_reason=reason, error=error))
 
     def _fail_all(self, error: Exception) -> None:
+        self._abandon_step()
         failure = ExecutionError(f"the engine failed: {error!r}")
         now = self._clock()
         self._take_messages(now)
         for request in list(self._requests.values()):
             self._finish(request, FinishReason.ERROR, now, failure)
         self._delivery.flush()
+
+    def _abandon_step(self) -> None:
+        """Waits for a step whose results nobody will take."""
+        step, self._under_way = self._under_way, None
+        if step is not None:
+            step.wait()
 
     def _on_end(self, request: Request, reason: FinishReason) -> None:
         """A stop string and a failing sink end a request that still runs; everything else has freed it before."""

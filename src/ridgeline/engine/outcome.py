@@ -25,16 +25,21 @@ class Outcome:
     error: RidgelineError | None = None
 
 
+def is_ending(request: Request, token_id: int, eos_ids: frozenset[int]) -> bool:
+    """Whether a token ends the request that samples it."""
+    params = request.params
+    return token_id in params.stop_token_ids or (token_id in eos_ids and not params.ignore_eos)
+
+
 def token_outcome(request: Request, result: StepResult, i: int, eos_ids: frozenset[int], now: float) -> Outcome:
     """Of the token that row `i` sampled, which has just become the request's last one."""
     token_id = request.output_ids[-1]
     wanted = request.params.logprobs
     logprob = None if wanted is None else row_logprob(token_id, result, i, wanted)
     reason = stop_reason = None
-    if token_id in request.params.stop_token_ids:
-        reason, stop_reason = FinishReason.STOP, token_id
-    elif token_id in eos_ids and not request.params.ignore_eos:
+    if is_ending(request, token_id, eos_ids):
         reason = FinishReason.STOP
+        stop_reason = token_id if token_id in request.params.stop_token_ids else None
     elif len(request.output_ids) == request.max_tokens:
         reason = FinishReason.LENGTH
     return Outcome(request, now, token_id, logprob, reason, stop_reason)

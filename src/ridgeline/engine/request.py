@@ -184,6 +184,11 @@ class Request:
         return self.num_tokens - self.num_computed_tokens
 
     @property
+    def num_missing_outputs(self) -> int:
+        """Tokens that it may still generate."""
+        return self.max_tokens - len(self.output_ids)
+
+    @property
     def final_len(self) -> int:
         """The most tokens that this sequence can come to."""
         return len(self.prompt_ids) + self.max_tokens

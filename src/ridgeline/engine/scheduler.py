@@ -14,7 +14,7 @@ Everything here runs on the engine's thread.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ridgeline.config import EngineConfig
@@ -80,6 +80,21 @@ class Scheduler:
             self._start_waiting(step, now)
         return [Chunk(request, request.num_computed_tokens, count) for request, count in step.shares.items()]
 
+    def foresee(self, chunks: Sequence[Chunk]) -> list[Chunk] | None:
+        """The step after the one that computes `chunks`, its pages allocated, when nothing but the tokens is left open:
+        all running requests decode, none ends by its length, and none can join. Else None."""
+        if len(chunks) != len(self.running) or self._can_start() or not self._config.kv_cache:
+            return None
+        if not all(c.num_tokens == 1 and c.samples and c.request.num_missing_outputs > 1 for c in chunks):
+            return None
+        following = [Chunk(chunk.request, chunk.stop, 1) for chunk in chunks]
+        num_wanted = sum(self.cache.num_missing_pages(chunk.request, chunk.stop) for chunk in following)
+        if num_wanted > self.cache.num_available_meanwhile:
+            return None
+        for chunk in following:
+            self.cache.extend(chunk.request, chunk.stop)
+        return following
+
     def next_start_s(self) -> float | None:
         """When a static batch that is not full will start; None: nothing waits for the clock."""
         if self._config.scheduler != "static" or self.running or not self.waiting:
@@ -137,8 +152,7 @@ class Scheduler:
 
         A request whose prefix a running prefill is computing is passed over until that has published what they share.
         """
-        is_full = len(self.running) == self._config.max_requests and self._config.policy != "priority"
-        if is_full or step.room == 0:
+        if step.room == 0 or not self._can_start():
             return
         for request in self._start_order():
             if step.room == 0:
@@ -149,6 +163,13 @@ class Scheduler:
                 break
             self._start(request, now)
             self._schedule_one(request, step, now)
+
+    def _can_start(self) -> bool:
+        """Whether a waiting request might start in the next step, as far as places go."""
+        if self._config.scheduler == "static":
+            return not self.running and bool(self.waiting)
+        is_full = len(self.running) == self._config.max_requests and self._config.policy != "priority"
+        return bool(self.waiting) and not is_full
 
     def _start_order(self) -> list[Request]:
         return start_order(self.waiting, self._config.policy, self.cache.num_hit_tokens)
