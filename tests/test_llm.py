@@ -126,12 +126,12 @@ def test_what_cannot_be_honoured_is_refused_and_takes_the_batch_along(llm):
 def test_ctrl_c_ends_the_call_between_steps_and_frees_its_pages(llm, monkeypatch):
     step, num_steps = llm.engine.step, 0
 
-    def interrupted_step():
+    def interrupted_step(**options):
         nonlocal num_steps
         num_steps += 1
         if num_steps == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return step()
+        return step(**options)
 
     monkeypatch.setattr(llm.engine, "step", interrupted_step)
     with pytest.raises(KeyboardInterrupt):
