@@ -29,88 +29,148 @@ struct ByTiles {
   }
   static void release() { _tile_release(); }
 
-  static void score(const Operands<uint16_t>& o, Block<uint16_t>& b, int num_queries, Keys keys) {
-    for (int key = keys.begin; key < keys.end; key += kPageSize) {
-      float* scores = b.scores[0] + key - keys.begin;
-      if (num_queries > kTileRows) {
-        score_page<true>(o, key, scores);
-      } else {
-        score_page<false>(o, key, scores);
-      }
-    }
-  }
-
-  static void add(const Operands<uint16_t>& o, const Block<uint16_t>& b, const AttentionState& state, int num_queries,
-                  Keys keys) {
-    for (int d = 0; d < state.padded_dim; d += 2 * kLanes) {
-      if (num_queries > kTileRows) {
-        add_dimensions<true>(o, b, state, d, keys);
-      } else {
-        add_dimensions<false>(o, b, state, d, keys);
-      }
+  static void attend_keys(const Inputs& o, Softmax<uint16_t>& softmax, const AttentionState& state, int num_queries,
+                          Keys split) {
+    if (num_queries > kTileRows) {
+      attend_keys<true>(o, softmax, state, num_queries, split);
+    } else {
+      attend_keys<false>(o, softmax, state, num_queries, split);
     }
   }
 
  private:
+  // Two by two tiles of a matrix (one by two without lower queries) that the tiles of sums go to.
+  struct Sums {
+    float* at;
+    size_t row_bytes;
+
+    float* tile(int i) const { return at + i / 2 * kTileRows * (row_bytes / sizeof(float)) + i % 2 * kLanes; }
+  };
+
+  // While a block's scores become weights, tiles compute the next block's scores and the previous one's product with V,
+  // some rows after each step of tiles: a core does both at once when they stand close together.
   template <bool kTwoTiles>
-  static inline void score_page(const Operands<uint16_t>& o, int key, float* scores) {
-    const uint16_t *queries = o.query(0), *keys0 = o.keys(key), *keys1 = o.keys(key + kLanes);
-    const size_t query_bytes = o.a.head_dim * sizeof(uint16_t);
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (kTwoTiles) {
-      _tile_zero(2);
-      _tile_zero(3);
+  static void attend_keys(const Inputs& o, Softmax<uint16_t>& softmax, const AttentionState& state, int num_queries,
+                          Keys split) {
+    if (split.begin >= split.end) return;
+    Block<uint16_t> blocks[2];
+    Sums pending;
+    const auto expect_nothing = [&](Block<uint16_t>& next) { pending = {next.scores[0], sizeof(next.scores[0])}; };
+    expect_nothing(blocks[1]);
+    score<kTwoTiles>(o, blocks[0], block_of(split, split.begin), pending, [] {});
+    store_sums<kTwoTiles>(pending);
+    expect_nothing(blocks[1]);
+    for (int key = split.begin, i = 0; key < split.end; key += kBlockKeys, i = 1 - i) {
+      Block<uint16_t>&block = blocks[i], &other = blocks[1 - i];
+      const Keys none{0, 0}, next = key + kBlockKeys < split.end ? block_of(split, key + kBlockKeys) : none;
+      const Keys before = key > split.begin ? block_of(split, key - kBlockKeys) : none;
+      const bool rose = softmax.begin(block, block_of(split, key));
+      const int steps = (next.num_pages() + before.num_pages()) * o.a.head_dim / kBf16Tile;
+      const int rows = steps > 0 ? (num_queries + steps - 1) / steps : 0;
+      const auto between = [&] { softmax.weigh(rows); };
+      score<kTwoTiles>(o, other, next, pending, between);
+      add<kTwoTiles>(o, other, state, before, pending, between);
+      softmax.weigh(num_queries);
+      if (rose || key == split.begin) {
+        store_sums<kTwoTiles>(pending);
+        expect_nothing(block);
+        if (rose) softmax.shrink_output();
+      }
+      if (key + kBlockKeys >= split.end) add<kTwoTiles>(o, block, state, block_of(split, key), pending, [] {});
     }
-    for (int d = 0; d < o.a.head_dim; d += kBf16Tile) {
-      _tile_stream_loadd(6, keys0 + d * kLanes, 64);
-      _tile_stream_loadd(7, keys1 + d * kLanes, 64);
-      _tile_loadd(4, queries + d, query_bytes);
-      multiply<kTwoTiles>(queries + kTileRows * o.a.head_dim + d, query_bytes);
-    }
-    store_sums<kTwoTiles>(scores, kBlockKeys);
+    store_sums<kTwoTiles>(pending);
   }
 
-  template <bool kTwoTiles>
-  static inline void add_dimensions(const Operands<uint16_t>& o, const Block<uint16_t>& b, const AttentionState& state,
-                                    int d, Keys keys) {
-    constexpr size_t kWeightBytes = sizeof(b.weights[0]);
-    const size_t out_bytes = state.padded_dim * sizeof(float);
-    _tile_loadd(0, state.row(0) + d, out_bytes);
-    _tile_loadd(1, state.row(0) + d + kLanes, out_bytes);
-    if constexpr (kTwoTiles) {
-      _tile_loadd(2, state.row(kTileRows) + d, out_bytes);
-      _tile_loadd(3, state.row(kTileRows) + d + kLanes, out_bytes);
-    }
+  template <bool kTwoTiles, class Between>
+  static inline void score(const Inputs& o, Block<uint16_t>& b, Keys keys, Sums& pending, const Between& between) {
+    const int head_dim = o.a.head_dim;
+    const uint16_t* queries = o.query(0);
     for (int key = keys.begin; key < keys.end; key += kPageSize) {
-      _tile_stream_loadd(6, o.values(key, d), 64);
-      _tile_stream_loadd(7, o.values(key, d + kLanes), 64);
-      _tile_loadd(4, b.weights[0] + key - keys.begin, kWeightBytes);
-      multiply<kTwoTiles>(b.weights[kTileRows] + key - keys.begin, kWeightBytes);
+      const uint16_t *keys0 = o.keys(key), *keys1 = o.keys(key + kLanes);
+      for (int d = 0; d < head_dim; d += kBf16Tile) {
+        step<kTwoTiles>(queries + d, head_dim, keys0 + d * kLanes, keys1 + d * kLanes, [&]<int kTile>() {
+          if (d > 0) return;
+          store_sum<kTile>(pending);
+          clear_sum<kTile>();
+        });
+        between();
+      }
+      pending = {b.scores[0] + key - keys.begin, sizeof(b.scores[0])};
     }
-    store_sums<kTwoTiles>(state.row(0) + d, state.padded_dim);
   }
 
-  template <bool kTwoTiles>
-  static inline void multiply(const uint16_t* lower, size_t lower_bytes) {
+  template <bool kTwoTiles, class Between>
+  static inline void add(const Inputs& o, const Block<uint16_t>& b, const AttentionState& state, Keys keys,
+                         Sums& pending, const Between& between) {
+    if (keys.begin == keys.end) return;
+    for (int d = 0; d < state.padded_dim; d += 2 * kLanes) {
+      const Sums out{state.row(0) + d, state.padded_dim * sizeof(float)};
+      for (int key = keys.begin; key < keys.end; key += kPageSize) {
+        step<kTwoTiles>(b.weights[0] + key - keys.begin, kBlockKeys, o.values(key, d), o.values(key, d + kLanes),
+                        [&]<int kTile>() {
+                          if (key > keys.begin) return;
+                          store_sum<kTile>(pending);
+                          load_sum<kTile>(out);
+                        });
+        between();
+      }
+      pending = out;
+    }
+  }
+
+  // Adds products to the sums. `begin<tile>` may put another sum in its place first; the one before is stored no sooner
+  // than that, since a store that waits for its product holds up all that follows.
+  template <bool kTwoTiles, class Begin>
+  static inline void step(const uint16_t* rows, int stride, const uint16_t* columns0, const uint16_t* columns1,
+                          const Begin& begin) {
+    asm volatile("" : : : "memory");  // gcc 12's _tile_loadd does not say that it reads memory
+    const size_t row_bytes = stride * sizeof(uint16_t);
+    _tile_stream_loadd(6, columns0, 64);
+    _tile_stream_loadd(7, columns1, 64);
+    _tile_loadd(4, rows, row_bytes);
+    begin.template operator()<0>();
     _tile_dpbf16ps(0, 4, 6);
+    begin.template operator()<1>();
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (kTwoTiles) {
-      _tile_loadd(5, lower, lower_bytes);
+      _tile_loadd(5, rows + kTileRows * stride, row_bytes);
+      begin.template operator()<2>();
       _tile_dpbf16ps(2, 5, 6);
+      begin.template operator()<3>();
       _tile_dpbf16ps(3, 5, 7);
     }
   }
 
   template <bool kTwoTiles>
-  static inline void store_sums(float* to, int stride) {
-    const size_t bytes = stride * sizeof(float);
-    _tile_stored(0, to, bytes);
-    _tile_stored(1, to + kLanes, bytes);
+  static inline void store_sums(const Sums& to) {
+    store_sum<0>(to);
+    store_sum<1>(to);
     if constexpr (kTwoTiles) {
-      _tile_stored(2, to + kTileRows * stride, bytes);
-      _tile_stored(3, to + kTileRows * stride + kLanes, bytes);
+      store_sum<2>(to);
+      store_sum<3>(to);
     }
+  }
+  // The number of a tile is part of its instruction.
+  template <int kTile>
+  static inline void store_sum(const Sums& to) {
+    if constexpr (kTile == 0) _tile_stored(0, to.tile(0), to.row_bytes);
+    if constexpr (kTile == 1) _tile_stored(1, to.tile(1), to.row_bytes);
+    if constexpr (kTile == 2) _tile_stored(2, to.tile(2), to.row_bytes);
+    if constexpr (kTile == 3) _tile_stored(3, to.tile(3), to.row_bytes);
+  }
+  template <int kTile>
+  static inline void load_sum(const Sums& from) {
+    if constexpr (kTile == 0) _tile_loadd(0, from.tile(0), from.row_bytes);
+    if constexpr (kTile == 1) _tile_loadd(1, from.tile(1), from.row_bytes);
+    if constexpr (kTile == 2) _tile_loadd(2, from.tile(2), from.row_bytes);
+    if constexpr (kTile == 3) _tile_loadd(3, from.tile(3), from.row_bytes);
+  }
+  template <int kTile>
+  static inline void clear_sum() {
+    if constexpr (kTile == 0) _tile_zero(0);
+    if constexpr (kTile == 1) _tile_zero(1);
+    if constexpr (kTile == 2) _tile_zero(2);
+    if constexpr (kTile == 3) _tile_zero(3);
   }
 };
 

@@ -119,7 +119,18 @@ static inline void for_queries(int first, int end, const F& f) {
   if constexpr (Q > 1) for_queries<Q - 1>(first, end, f);
 }
 
-// What differs between arithmetic by Vec and by tiles: Inputs is what a task reads.
+// The keys of a split, in whole pages, that some query sees.
+static inline Keys keys_of_split(const Sight& sight, int num_queries, int split) {
+  const int begin = split * kSplitKeys, seen = sight.end[num_queries - 1];
+  const int end = seen < begin + kSplitKeys ? seen : begin + kSplitKeys;
+  return {sight.first[0] > begin ? sight.first[0] / kBlockKeys * kBlockKeys : begin,
+          (end + kPageSize - 1) / kPageSize * kPageSize};
+}
+static inline Keys block_of(Keys split, int key) {
+  return {key, key + kBlockKeys < split.end ? key + kBlockKeys : split.end};
+}
+
+// What differs between arithmetic by Vec and by tiles: Inputs is what a task reads; attend_keys takes a split's blocks.
 template <class Path>
 struct ByVec {
   using Element = typename Path::Element;
@@ -127,45 +138,26 @@ struct ByVec {
 
   static void prepare(int) {}
   static void release() {}
-  static void score(const Operands<Element>& o, Block<Element>& b, int num_queries, Keys keys) {
-    for_queries(0, num_queries, [&]<int Q>(int first) { score_block<Path, Q>(o, b, first, keys); });
-  }
-  static void add(const Operands<Element>& o, const Block<Element>& b, const AttentionState& state, int num_queries,
-                  Keys keys) {
-    for_queries(0, num_queries, [&]<int Q>(int first) { add_values<Path, Q>(o, b, state, first, keys); });
+  static void attend_keys(const Inputs& o, Softmax<Element>& softmax, const AttentionState& state, int num_queries,
+                          Keys split) {
+    Block<Element> block;
+    for (int key = split.begin; key < split.end; key += kBlockKeys) {
+      const Keys keys = block_of(split, key);
+      for_queries(0, num_queries, [&]<int Q>(int first) { score_block<Path, Q>(o, block, first, keys); });
+      if (softmax.begin(block, keys)) softmax.shrink_output();
+      softmax.weigh(num_queries);
+      for_queries(0, num_queries, [&]<int Q>(int first) { add_values<Path, Q>(o, block, state, first, keys); });
+    }
   }
 };
 
-// The state of one split's keys. While one block's scores become weights, tiles compute the next block's scores and the
-// previous one's product with V: neither waits for the other.
 template <class By>
 static void attend_split(const AttentionArgs& a, const AttentionTask& t, const typename By::Inputs& inputs,
                          const Sight& sight, int split, const AttentionState& state) {
-  using Element = typename By::Element;
-  const int num_queries = t.query_end - t.query_begin, half = num_queries < kLanes ? num_queries : kLanes;
-  const int split_begin = split * kSplitKeys, split_end = split_begin + kSplitKeys;
-  const int first = sight.first[0] > split_begin ? sight.first[0] / kBlockKeys * kBlockKeys : split_begin;
-  const int last_seen = sight.end[num_queries - 1] < split_end ? sight.end[num_queries - 1] : split_end;
-  const int last = (last_seen + kPageSize - 1) / kPageSize * kPageSize;
-  const auto keys_from = [&](int key) -> Keys { return {key, key + kBlockKeys < last ? key + kBlockKeys : last}; };
-  const float scale = log2_scale(a);
-  Block<Element> blocks[2];
-  Vec sums[kMaxQueries];
-  for (int i = 0; i < num_queries; ++i) sums[i] = zero();
-  state.start(num_queries);
-
-  int key = first;
-  if (key < last) By::score(inputs, blocks[0], num_queries, keys_from(key));
-  for (int i = 0; key < last; key += kBlockKeys, i = 1 - i) {
-    Block<Element>&block = blocks[i], &other = blocks[1 - i];
-    if (key + kBlockKeys < last) By::score(inputs, other, num_queries, keys_from(key + kBlockKeys));
-    weigh(block, state, sums, sight, keys_from(key), 0, half, scale);
-    if (key > first) By::add(inputs, other, state, num_queries, keys_from(key - kBlockKeys));
-    if (half < num_queries) weigh(block, state, sums, sight, keys_from(key), half, num_queries, scale);
-    shrink_output(block, state, num_queries);
-    if (key + kBlockKeys >= last) By::add(inputs, block, state, num_queries, keys_from(key));
-  }
-  for (int i = 0; i < num_queries; ++i) state.sum[i] = reduce_add(sums[i]);
+  const int num_queries = t.query_end - t.query_begin;
+  Softmax<typename By::Element> softmax(state, sight, num_queries, log2_scale(a));
+  By::attend_keys(inputs, softmax, state, num_queries, keys_of_split(sight, num_queries, split));
+  softmax.finish();
 }
 
 template <class By>

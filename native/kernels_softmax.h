@@ -1,9 +1,10 @@
 // The online softmax (FlashAttention) of up to 32 queries of one KV head, and what attention keeps per query.
 //
-// Keys enter in blocks of 64 at fixed absolute positions, in ascending order. Per block and query: the maximum of the
-// scores, weights 2^((score - maximum) * scale), and everything so far shrinks by 2^((old maximum - maximum) * scale).
-// Every 512 keys a new state is begun; states are merged in ascending order. So decode may give the stretches of one
-// context to several threads, and has prefill's bits.
+// Keys enter in blocks of 64 at fixed absolute positions, in ascending order. Per block and query: weights are
+// 2^((score - maximum) * scale). When a score exceeds the maximum by far, the block's largest becomes the maximum
+// first, and everything so far shrinks by 2^((old maximum - maximum) * scale). Every 512 keys a new state is begun;
+// states are merged in ascending order. So decode may give the stretches of one context to several threads, and has
+// prefill's bits.
 //
 // A key that a query does not see has weight 0 and changes nothing, which is why queries of any positions can share a
 // block, and why a block may end where no query sees further.
@@ -20,17 +21,18 @@ constexpr int kBlockPages = kBlockKeys / kPageSize;
 constexpr float kLowest = -1e30f;  // the maximum of no scores: finite, so that differences of two are numbers
 static_assert(kSplitKeys % kBlockKeys == 0 && kBlockKeys % kPageSize == 0);
 
-// 2^x within 3e-7 for -127 < x < 127, 0 below; NaN stays NaN. The polynomial is the minimax one with p(0) = 1.
+// A query's maximum rises when a score would weigh more than 2^8 relative to it, so that what is summed up already
+// shrinks a few times and not in every second block.
+constexpr float kHeadroom = 8.0f;
+
+// 2^x within 2e-7, 0 below -126; NaN stays NaN. The polynomial is the minimax one on 0..1 with p(0) = 1.
 static inline Vec exp2(Vec x) {
-  const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const Vec clamped = max(broadcast(-127.0f), x);
-  const Vec n = sub(add(clamped, magic), magic);
-  const Vec f = sub(clamped, n);
-  Vec p = fma(broadcast(1.326472731e-3f), f, broadcast(9.671512991e-3f));
-  p = fma(p, f, broadcast(5.550733581e-2f));
-  p = fma(p, f, broadcast(2.402224243e-1f));
-  p = fma(p, f, broadcast(6.931470037e-1f));
-  return scale_pow2(fma(p, f, broadcast(1.0f)), n);
+  const Vec f = fraction(x);
+  Vec p = fma(broadcast(1.867126274e-3f), f, broadcast(9.017038335e-3f));
+  p = fma(p, f, broadcast(5.579990744e-2f));
+  p = fma(p, f, broadcast(2.401644517e-1f));
+  p = fma(p, f, broadcast(6.931513117e-1f));
+  return scale_pow2(fma(p, f, broadcast(1.0f)), x);
 }
 
 // What turns a product of query and key into the logarithm of a weight to base 2.
@@ -38,7 +40,7 @@ static inline float log2_scale(const AttentionArgs& a) { return a.scale * 1.4426
 
 // What attention knows of some queries after a stretch of keys, in one piece of memory (attention_state_floats).
 struct AttentionState {
-  float* max;  // [32]
+  float* max;  // [32], what weights are relative to
   float* sum;  // [32] of the weights
   float* out;  // [32, padded_dim]: weights @ V
   int padded_dim;
@@ -73,14 +75,12 @@ struct Sight {
 struct Keys {
   int begin, end;
 
-  int first_page() const { return begin / kPageSize; }
   int num_pages() const { return (end - begin) / kPageSize; }
 };
 
 // A block on its way through the softmax.
 struct Scores {
   alignas(64) float scores[kMaxQueries][kBlockKeys];
-  alignas(64) float shrink[kMaxQueries];  // what the block does to the output so far
 };
 template <class Element>  // what weights are rounded to before the product with V
 struct Block : Scores {
@@ -93,9 +93,9 @@ static inline void store_weights(float* to, Vec first, Vec second) {
 }
 static inline void store_weights(uint16_t* to, Vec first, Vec second) { store_rounded(to, first, second); }
 
-static inline void hide_keys(Scores& b, const Sight& sight, Keys keys, int query_begin, int query_end) {
+static inline void hide_keys(Scores& b, const Sight& sight, Keys keys, int num_queries) {
   const auto lane = [](int key) { return key < 0 ? 0 : key > kLanes ? kLanes : key; };
-  for (int i = query_begin; i < query_end; ++i)
+  for (int i = 0; i < num_queries; ++i)
     for (int k = 0; k < keys.end - keys.begin; k += kLanes) {
       const int begin = lane(sight.first[i] - keys.begin - k), end = lane(sight.end[i] - keys.begin - k);
       if (begin == 0 && end == kLanes) continue;
@@ -103,53 +103,103 @@ static inline void hide_keys(Scores& b, const Sight& sight, Keys keys, int query
     }
 }
 
-// The scores of kVecs x 16 keys become the weights of up to 16 queries. `sums` has those of a split so far, by key
-// modulo 16; they are reduced at its end.
-template <int kVecs, class Element>
-static inline void weigh_keys(Block<Element>& b, float* maxima, Vec* sums, int query_begin, int query_end, float scale) {
-  Vec best[kLanes];
-  for (int i = 0; i < kLanes; ++i) best[i] = broadcast(kLowest);
-  for (int i = query_begin; i < query_end; ++i)
-    for (int v = 0; v < kVecs; ++v) best[i - query_begin] = max(load(b.scores[i] + v * kLanes), best[i - query_begin]);
-  const Vec before = load(maxima + query_begin), now = max(max_of_each(best), before);
-  store(maxima + query_begin, now);
-  store(b.shrink + query_begin, exp2(mul(sub(before, now), broadcast(scale))));
-  alignas(64) float shift[kLanes];
-  store(shift, mul(now, broadcast(-scale)));
-  for (int i = query_begin; i < query_end; ++i) {
-    Vec sum = mul(sums[i], broadcast(b.shrink[i]));
-    for (int v = 0; v < kVecs; v += 2) {
-      const auto weight = [&](const float* scores) {
-        return exp2(fma(load(scores), broadcast(scale), broadcast(shift[i - query_begin])));
-      };
-      const Vec first = weight(b.scores[i] + v * kLanes), second = weight(b.scores[i] + (v + 1) * kLanes);
-      store_weights(b.weights[i] + v * kLanes, first, second);
-      sum = add(sum, add(first, second));
-    }
-    sums[i] = sum;
-  }
-}
-
+// A split's softmax: block after block begins, and then its rows become weights, some at a time.
 template <class Element>
-static inline void weigh(Block<Element>& b, const AttentionState& state, Vec* sums, const Sight& sight, Keys keys,
-                         int query_begin, int query_end, float scale) {
-  static_assert(kPageSize == 2 * kLanes && kBlockPages == 2);
-  if (sight.first[query_end - 1] > keys.begin || sight.end[query_begin] < keys.end)
-    hide_keys(b, sight, keys, query_begin, query_end);
-  if (keys.num_pages() == kBlockPages) {
-    weigh_keys<4>(b, state.max, sums, query_begin, query_end, scale);
-  } else {
-    weigh_keys<2>(b, state.max, sums, query_begin, query_end, scale);
+class Softmax {
+ public:
+  Softmax(const AttentionState& state, const Sight& sight, int num_queries, float scale)
+      : state_(state), sight_(sight), num_queries_(num_queries), scale_(scale) {
+    for (int i = 0; i < num_queries; ++i) {
+      limits_[i] = kLowest;
+      sums_[i] = zero();
+    }
+    state.start(num_queries);
   }
-}
 
-static inline void shrink_output(const Scores& b, const AttentionState& state, int num_queries) {
-  for (int i = 0; i < num_queries; ++i) {
-    if (b.shrink[i] == 1.0f) continue;  // most blocks bring no new maximum
-    float* out = state.row(i);
-    for (int d = 0; d < state.padded_dim; d += kLanes) store(out + d, mul(load(out + d), broadcast(b.shrink[i])));
+  // Whether a maximum rose: shrink_output is due when the keys before have been added to the output.
+  bool begin(Block<Element>& block, Keys keys) {
+    block_ = &block;
+    num_vecs_ = (keys.end - keys.begin) / kLanes;
+    row_ = 0;
+    if (sight_.first[num_queries_ - 1] > keys.begin || sight_.end[0] < keys.end)
+      hide_keys(block, sight_, keys, num_queries_);
+    if (!exceeds_a_limit()) return false;
+    for (int i = 0; i < num_queries_; ++i) raise(i);
+    return true;
   }
-}
+
+  // The next `count` rows at most. A sum's lanes are keys modulo 16; they are reduced at the split's end.
+  void weigh(int count) {
+    const int end = row_ + count < num_queries_ ? row_ + count : num_queries_;
+    for (; row_ < end; ++row_) {
+      const float* scores = block_->scores[row_];
+      Vec sum = sums_[row_];
+      for (int v = 0; v < num_vecs_; v += 2) {
+        const auto weight = [&](int at) {
+          return exp2(fma(load(scores + at * kLanes), broadcast(scale_), broadcast(shifts_[row_])));
+        };
+        const Vec first = weight(v), second = weight(v + 1);
+        store_weights(block_->weights[row_] + v * kLanes, first, second);
+        sum = add(sum, add(first, second));
+      }
+      sums_[row_] = sum;
+    }
+  }
+
+  void shrink_output() const {
+    for (int i = 0; i < num_queries_; ++i) {
+      if (shrinks_[i] == 1.0f) continue;
+      float* out = state_.row(i);
+      for (int d = 0; d < state_.padded_dim; d += kLanes) store(out + d, mul(load(out + d), broadcast(shrinks_[i])));
+    }
+  }
+
+  void finish() const {
+    for (int i = 0; i < num_queries_; ++i) state_.sum[i] = reduce_add(sums_[i]);
+  }
+
+ private:
+  // Of a row; a NaN is no score here, it makes its weight NaN.
+  Vec best_scores(int row) const {
+    Vec best = broadcast(kLowest);
+    for (int v = 0; v < num_vecs_; ++v) best = max(load(block_->scores[row] + v * kLanes), best);
+    return best;
+  }
+
+  bool exceeds_a_limit() const {
+    Vec excess[4];
+    for (Vec& e : excess) e = zero();
+    for (int i = 0; i < num_queries_; ++i)
+      excess[i % 4] = max(sub(best_scores(i), broadcast(limits_[i])), excess[i % 4]);
+    return reduce_max(max(max(excess[0], excess[1]), max(excess[2], excess[3]))) > 0.0f;
+  }
+
+  void raise(int i) {
+    const float best = reduce_max(best_scores(i));
+    shrinks_[i] = 1.0f;
+    if (!(best - limits_[i] > 0.0f)) return;
+    const Vec shrink = exp2(broadcast((state_.max[i] - best) * scale_));
+    alignas(64) float lanes[kLanes];
+    store(lanes, shrink);
+    shrinks_[i] = lanes[0];
+    sums_[i] = mul(sums_[i], shrink);
+    state_.max[i] = best;
+    limits_[i] = best + kHeadroom / scale_;
+    shifts_[i] = -best * scale_;
+  }
+
+  const AttentionState& state_;
+  const Sight& sight_;
+  const int num_queries_;
+  const float scale_;
+  Block<Element>* block_ = nullptr;
+  int num_vecs_ = 0;
+  int row_ = 0;
+  float limits_[kMaxQueries];       // of a score, before its query's maximum rises
+  float shifts_[kMaxQueries] = {};  // -maximum * scale
+  float shrinks_[kMaxQueries];      // what the block does to the output so far
+  Vec sums_[kMaxQueries];
+};
 
 // total and the state of the keys that follow become one. Merging into a state without keys is a copy, bit for bit.
 static inline void merge(const AttentionState& total, const AttentionState& next, int num_queries, float scale) {

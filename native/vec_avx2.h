@@ -55,9 +55,20 @@ static inline Vec pow2_from_magic(Vec t) {
   return {half(t.lo), half(t.hi)};
 }
 
+static inline Vec fraction(Vec x) {
+  const auto half = [](__m256 v) {
+    const __m256 at_least = _mm256_max_ps(_mm256_set1_ps(-0x1p30f), v);
+    const __m256 floor = _mm256_floor_ps(at_least), nearest = _mm256_sub_ps(at_least, floor);
+    const __m256 above = _mm256_cmp_ps(_mm256_add_ps(nearest, floor), at_least, _CMP_GT_OQ);  // -1 where it is
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(nearest), _mm256_castps_si256(above)));
+  };
+  return {half(x.lo), half(x.hi)};
+}
+
 static inline Vec scale_pow2(Vec x, Vec n) {
   const auto half = [](__m256 v, __m256 by) {
-    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(by), _mm256_set1_epi32(127));
+    const __m256 at_least = _mm256_max_ps(_mm256_set1_ps(-127.0f), _mm256_floor_ps(by));
+    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(at_least), _mm256_set1_epi32(127));
     return _mm256_mul_ps(v, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
   };
   return {half(x.lo, n.lo), half(x.hi, n.hi)};
@@ -232,12 +243,6 @@ static inline Ints dot_words(Codes w, const int16_t* x, Ints sum) {
 static inline Ints multiply_add(Ints a, Ints b, Ints sum) {
   return {_mm256_add_epi32(_mm256_mullo_epi32(a.lo, b.lo), sum.lo),
           _mm256_add_epi32(_mm256_mullo_epi32(a.hi, b.hi), sum.hi)};
-}
-
-static inline Vec max_of_each(const Vec (&rows)[16]) {
-  alignas(64) float maxima[16];
-  for (int i = 0; i < 16; ++i) maxima[i] = reduce_max(rows[i]);
-  return load(maxima);
 }
 
 // Sixteen registers hold half as many pairs of registers.

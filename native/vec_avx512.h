@@ -37,6 +37,7 @@ static inline Vec pow2_from_magic(Vec t) {
   return {_mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(0x3F800000)))};
 }
 
+static inline Vec fraction(Vec x) { return {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF)}; }
 static inline Vec scale_pow2(Vec x, Vec n) { return {_mm512_scalef_ps(x.v, n.v)}; }
 
 static inline void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
@@ -200,22 +201,6 @@ static inline Ints dot_words(Codes w, const int16_t* x, Ints sum) {
 }
 static inline Ints multiply_add(Ints a, Ints b, Ints sum) {
   return {_mm512_add_epi32(_mm512_mullo_epi32(a.v, b.v), sum.v)};
-}
-
-// Pairs of rows are folded into one register each time, so that 16 rows take 15 maxima.
-static inline Vec max_of_each(const Vec (&rows)[16]) {
-  __m512 quarters[8], four[4];  // of rows i and i + 4; of i, i + 4, i + 8, i + 12
-  for (int i = 0; i < 8; ++i) {
-    const __m512 a = rows[i + i / 4 * 4].v, b = rows[i + i / 4 * 4 + 4].v;
-    quarters[i] = _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
-  }
-  for (int i = 0; i < 4; ++i) {
-    const __m512 a = quarters[i], b = quarters[i + 4];
-    four[i] = _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
-  }
-  const auto fold = [](__m512 a, __m512 b) { return _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); };
-  const __m512 a = fold(four[0], four[1]), b = fold(four[2], four[3]);
-  return {_mm512_max_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xEE))};
 }
 
 // Register blocks: rows x blocks accumulators must fit in 32 registers beside the operands.

@@ -80,9 +80,21 @@ static inline Vec pow2_from_magic(Vec t) {
   return each_lane([&](int i) { return float_of((bits_of(t.v[i]) << 23) + 0x3F800000u); });
 }
 
-// x * 2^n for an integer n in -127..127; 2^-127 counts as zero.
+// x - floor(x), rounded down as AVX-512 does it, for x > -2^30; what is smaller counts as an integer.
+static inline Vec fraction(Vec x) {
+  return each_lane([&](int i) {
+    const float at_least = x.v[i] < -0x1p30f ? -0x1p30f : x.v[i];
+    const float floor = std::floor(at_least), nearest = at_least - floor;
+    return nearest + floor > at_least ? float_of(bits_of(nearest) - 1) : nearest;
+  });
+}
+
+// x * 2^floor(n) for 1 <= x < 2 and n < 127, where 2^-127 and less count as zero; NaN when x is.
 static inline Vec scale_pow2(Vec x, Vec n) {
-  return each_lane([&](int i) { return x.v[i] * float_of((static_cast<uint32_t>(static_cast<int32_t>(n.v[i])) + 127u) << 23); });
+  return each_lane([&](int i) {
+    const float exponent = n.v[i] >= -127.0f ? std::floor(n.v[i]) : -127.0f;
+    return x.v[i] * float_of((static_cast<uint32_t>(static_cast<int32_t>(exponent)) + 127u) << 23);
+  });
 }
 
 // 16 pairs of bf16 -> the first and the second of each pair, as fp32.
@@ -128,11 +140,6 @@ static inline float reduce_add(Vec x) {
 }
 static inline float reduce_max(Vec x) {
   return reduce(x, [](float a, float b) { return a > b ? a : b; });
-}
-
-// Lane i: the largest lane of rows[i].
-static inline Vec max_of_each(const Vec (&rows)[16]) {
-  return each_lane([&](int i) { return reduce_max(rows[i]); });
 }
 
 // 16 numbers of fp16.
