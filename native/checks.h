@@ -14,6 +14,14 @@ inline int ceil_div(int n, int d) { return (n + d - 1) / d; }
 
 inline size_t element_bytes(Format format) { return format == Format::kBf16 ? 2 : 4; }
 
+// Elements from one row to the next: an odd number of cache lines. The rows of a tile, an even number apart, would share
+// few sets of the L1 cache and push each other out.
+inline size_t row_stride(int width, size_t element) {
+  constexpr size_t kLineBytes = 64;
+  const size_t lines = (width * element + kLineBytes - 1) / kLineBytes;
+  return (lines | 1) * kLineBytes / element;
+}
+
 // std::invalid_argument, with the numbers, unless what a caller gave is right.
 inline void require(bool ok, const std::string& what) {
   if (!ok) throw std::invalid_argument(what);

@@ -135,12 +135,12 @@ class Executor {
     Format format;
     int width;
     int group = 0;        // of a quantized buffer: `memory` holds int8 codes, and these a scale and a sum per group
-    Memory scales = {}, sums = {};  // [rows, num_groups()]
+    int num_groups = 0;
+    Memory scales = {}, sums = {};  // [rows, num_groups]
     Memory part_sums = {};          // the same, for matrices of two levels
 
     bool is_quantized() const { return group > 0; }
     bool has_part_sums() const { return part_sums.bytes() > 0; }
-    int num_groups() const { return static_cast<int>(stride) / group; }
     void* data() const { return memory.as<void>(); }
     float* row(size_t r) const { return memory.as<float>() + r * stride; }  // of an fp32 buffer
   };
@@ -167,7 +167,7 @@ class Executor {
   QuantizeArgs quantize_args(const Buffer& out, int first_row) const;
   void matmul(Shares& shares, const Op& op, int rows);
   template <class Args>
-  void run_product(Shares& shares, const Args& args, ProductKernel<Args> kernel, int rows);
+  void run_product(Shares& shares, const Args& args, ProductKernel<Args> kernel, int rows, size_t row_bytes);
   void rope_store(Shares& shares, const Op& op);
   void attention(Shares& shares, const Op& op);
   void gather(Shares& shares, const Op& op, int rows, int first_logit_row);

@@ -32,7 +32,8 @@ Executor::Executor(ModelShape shape, KvFormat kv_format, int num_pages, int max_
 }
 
 int Executor::add_buffer(int width, Format format, bool per_logit_row) {
-  const size_t stride = round_up(width, kBf16Tile);  // the padding stays zero: kernels read whole vectors and tiles
+  // the padding stays zero: kernels read whole vectors and tiles
+  const size_t stride = row_stride(round_up(width, kBf16Tile), element_bytes(format));
   const size_t rows = per_logit_row ? kLogitRows : max_rows_;
   buffers_.push_back({Memory(rows * stride * element_bytes(format)), stride, format, width});
   return static_cast<int>(buffers_.size()) - 1;
@@ -42,7 +43,8 @@ int Executor::add_quantized_buffer(int width, int group, bool part_sums, bool pe
   const PaddedGroups padded(width, group);
   require(!part_sums || padded.group == kSuperBlock, "sums of parts are those of groups of 256");
   const size_t rows = per_logit_row ? kLogitRows : max_rows_, groups = rows * padded.count();
-  buffers_.push_back({Memory(rows * padded.inner), static_cast<size_t>(padded.inner), Format::kF32, width, padded.group,
+  const size_t stride = row_stride(padded.inner, sizeof(int8_t));
+  buffers_.push_back({Memory(rows * stride), stride, Format::kF32, width, padded.group, padded.count(),
                       Memory(groups * sizeof(float)), Memory(groups * sizeof(int32_t)),
                       part_sums ? Memory(groups * sizeof(PartSums)) : Memory()});
   return static_cast<int>(buffers_.size()) - 1;

@@ -4,27 +4,24 @@
 #include "checks.h"
 #include "executor.h"
 #include "executor_shares.h"
+#include "product_tasks.h"
 
 namespace ridgeline {
 
 namespace {
 
-constexpr int kRowsPerTask = 96;  // of a matrix product: a multiple of every register block
-constexpr int kBlocksPerTask = 4;
+constexpr int kRowsInParts = 96;  // of a product that waits for its weights: each thread reads one stream of them
 
 }  // namespace
 
 template <class Args>
-void Executor::run_product(Shares& shares, const Args& args, ProductKernel<Args> kernel, int rows) {
-  const int row_tasks = ceil_div(rows, kRowsPerTask);
-  if (row_tasks == 1)
-    return shares.run_in_parts(args.num_blocks, kBlocksPerTask,
+void Executor::run_product(Shares& shares, const Args& args, ProductKernel<Args> kernel, int rows,
+                           size_t row_bytes) {
+  if (rows <= kRowsInParts)
+    return shares.run_in_parts(args.num_blocks, ProductTasks::kBlocks,
                                [&](int begin, int end) { kernel(args, 0, rows, begin, end); });
-  // neighbouring tasks share their weights, which the second reads from the cache
-  shares.run(row_tasks * ceil_div(args.num_blocks, kBlocksPerTask), [&](int task) {
-    const int row = task % row_tasks * kRowsPerTask, block = task / row_tasks * kBlocksPerTask;
-    kernel(args, row, std::min(rows, row + kRowsPerTask), block, std::min(args.num_blocks, block + kBlocksPerTask));
-  });
+  const ProductTasks tasks(rows, args.num_blocks, row_bytes);
+  shares.run(tasks.count(), [&](int task) { tasks.run(task, args, kernel); });
 }
 
 void Executor::embed(Shares& shares, const Op& op, int rows) {
@@ -47,7 +44,7 @@ void Executor::norm(Shares& shares, const Op& op, int rows) {
 void Executor::norm_rows(const Op& op, float* scratch, int row_begin, int row_end) {
   const Buffer& in = buffers_[op.source];
   NormArgs args{in.row(0), in.stride,        vectors_[op.vector].as<float>(), nullptr, 0, op.width,
-                static_cast<int>(in.stride), shape_.norm_eps, Format::kF32};
+                round_up(in.width, kLanes),   shape_.norm_eps, Format::kF32};
   bool in_scratch = false;
   for (const int index : op.outs) {
     const Buffer& out = buffers_[index];
@@ -76,12 +73,12 @@ void Executor::norm_rows(const Op& op, float* scratch, int row_begin, int row_en
 
 // Rows from `first_row` on, but for the input.
 QuantizeArgs Executor::quantize_args(const Buffer& out, int first_row) const {
-  const size_t row = first_row, groups = out.num_groups();
+  const size_t row = first_row, groups = out.num_groups;
   QuantizeArgs args{};
   args.width = out.width;
   args.hadamard = 1;
   args.group = out.group;
-  args.num_groups = out.num_groups();
+  args.num_groups = out.num_groups;
   args.codes = out.memory.as<int8_t>() + row * out.stride;
   args.codes_stride = out.stride;
   args.scales = out.scales.as<float>() + row * groups;
@@ -118,12 +115,14 @@ void Executor::matmul(Shares& shares, const Op& op, int rows) {
     args.out = out.row(0) + op.column;
     args.out_stride = out.stride;
     args.epilogue = op.epilogue;
-    return run_product(shares, args, args.two_level ? kernels_.matmul_two_level : kernels_.matmul_quant, rows);
+    const auto kernel = args.two_level ? kernels_.matmul_two_level : kernels_.matmul_quant;
+    return run_product(shares, args, kernel, rows, in.stride);
   }
   void* to = out.memory.as<char>() + op.column * element_bytes(out.format);
   const MatmulArgs args{in.data(), in.stride, m.data(), m.padded_inner(), blocks, bias, to, out.stride, op.epilogue,
                         out.format};
-  run_product(shares, args, m.format() == Format::kBf16 ? kernels_.matmul_bf16 : kernels_.matmul_f32, rows);
+  run_product(shares, args, m.format() == Format::kBf16 ? kernels_.matmul_bf16 : kernels_.matmul_f32, rows,
+              in.stride * element_bytes(in.format));
 }
 
 }  // namespace ridgeline

@@ -19,8 +19,8 @@ std::string format_name(const Matrix& m) {
 double Executor::row_bytes(int buffer) const {
   const Buffer& b = buffers_.at(buffer);
   if (b.is_quantized()) {
-    const size_t of_group = sizeof(float) + sizeof(int32_t) + (b.has_part_sums() ? sizeof(PartSums) : 0);
-    return static_cast<double>(b.stride + b.num_groups() * of_group);
+    const size_t of_group = b.group + sizeof(float) + sizeof(int32_t) + (b.has_part_sums() ? sizeof(PartSums) : 0);
+    return static_cast<double>(b.num_groups * of_group);
   }
   return static_cast<double>(b.width * element_bytes(b.format));
 }

@@ -85,6 +85,12 @@ static inline Vec with_bias(const Args& a, int block, Vec product) {
   return a.bias ? add(product, load(a.bias + block * kLanes)) : product;
 }
 
+// The bias of 16 outputs, or what changes nothing when it is added.
+template <class Args>
+static inline Vec load_bias(const Args& a, int block) {
+  return a.bias ? load(a.bias + block * kLanes) : broadcast(-0.0f);
+}
+
 // The epilogues, on one row's product with one block (a gate block and its value block).
 template <class Args>
 static inline void finish_plain(const Args& a, int row, int block, Vec product) {
@@ -92,11 +98,12 @@ static inline void finish_plain(const Args& a, int row, int block, Vec product) 
   const Vec y = with_bias(a, block, product);
   store(out, a.epilogue == Epilogue::kAdd ? add(load(out), y) : y);
 }
+static inline Vec silu_mul(Vec gate, Vec value) {
+  return mul(div(gate, add(broadcast(1.0f), exp(sub(zero(), gate)))), value);
+}
 template <class Args>
 static inline Vec silu_mul(const Args& a, int block, Vec gate_product, Vec value_product) {
-  const Vec gate = with_bias(a, block, gate_product);
-  const Vec value = with_bias(a, a.num_blocks + block, value_product);
-  return mul(div(gate, add(broadcast(1.0f), exp(sub(zero(), gate)))), value);
+  return silu_mul(with_bias(a, block, gate_product), with_bias(a, a.num_blocks + block, value_product));
 }
 static inline void finish_silu_mul(const MatmulArgs& a, int row, int block, Vec gate_product, Vec value_product) {
   store_as(a.out_format, a.out, row * a.out_stride + block * kLanes, silu_mul(a, block, gate_product, value_product));

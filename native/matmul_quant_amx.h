@@ -7,106 +7,44 @@
 #include <immintrin.h>
 
 #include "kernels_quant.h"
-#include "matmul_amx.h"
+#include "product_amx.h"
 #include "tiles_amx.h"
 
 namespace ridgeline::RIDGELINE_ISA {
 
 constexpr int kCodesPerTile = 64;  // inner length of a whole tile
-constexpr int kTileBytes = kTileRows * kCodesPerTile;
 
-static inline void prefetch_lines(const uint8_t* begin, int bytes) {
-  for (int at = 0; at < bytes; at += 64) _mm_prefetch(reinterpret_cast<const char*>(begin + at), _MM_HINT_T0);
-}
+// 8 bits, one group: the accumulators stay in tiles over the whole inner length.
+struct Int8Tiles {
+  using Args = QuantMatmulArgs;
+  using Sum = int32_t;
+  static constexpr int kElementBytes = 1;
 
-// --- 8 bits, one group: the accumulators stay in tiles over the whole inner length. Up to 32 rows by two blocks.
+  static int inner(const Args& a) { return a.padded_inner; }
+  static Format out_format(const Args&) { return Format::kF32; }
 
-// sums[32][2][16] of rows row .. and two blocks; tiles as configure_tiles has them.
-template <bool kTwoRowTiles>
-static inline void sum_whole_rows(const QuantMatmulArgs& a, int row, int rows, int block0, int block1, bool is_first,
-                                  int32_t* sums) {
-  const uint8_t* w0 = a.weights + static_cast<size_t>(block0) * a.padded_inner * kLanes;
-  const uint8_t* w1 = a.weights + static_cast<size_t>(block1) * a.padded_inner * kLanes;
-  const int8_t* upper = a.input + row * a.input_stride;
-  const int8_t* lower = upper + kTileRows * a.input_stride;
-  const int steps = a.padded_inner / kCodesPerTile;
-  _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (kTwoRowTiles) {
-    _tile_zero(2);
-    _tile_zero(3);
+  template <int kAccumulator>
+  static inline void multiply() {
+    if constexpr (kAccumulator == 0) _tile_dpbsud(0, 4, 6);
+    if constexpr (kAccumulator == 1) _tile_dpbsud(1, 4, 7);
+    if constexpr (kAccumulator == 2) _tile_dpbsud(2, 5, 6);
+    if constexpr (kAccumulator == 3) _tile_dpbsud(3, 5, 7);
   }
-  for (int step = 0; step < steps; ++step, w0 += kTileBytes, w1 += kTileBytes) {
-    if (is_first) {  // later rows find the weights in the cache
-      prefetch_lines(w0 + kPrefetchBytes, kTileBytes);
-      prefetch_lines(w1 + kPrefetchBytes, kTileBytes);
-    }
-    prefetch_output(a, sizeof(float), row, rows, step, steps, block0, block1);
-    _tile_loadd(6, w0, 64);
-    _tile_loadd(4, upper + step * kCodesPerTile, a.input_stride);
-    _tile_dpbsud(0, 4, 6);
-    _tile_loadd(7, w1, 64);
-    _tile_dpbsud(1, 4, 7);
-    if constexpr (kTwoRowTiles) {
-      _tile_loadd(5, lower + step * kCodesPerTile, a.input_stride);
-      _tile_dpbsud(2, 5, 6);
-      _tile_dpbsud(3, 5, 7);
-    }
-  }
-  constexpr size_t kSumBytes = 2 * kLanes * sizeof(int32_t);
-  _tile_stored(0, sums, kSumBytes);
-  _tile_stored(1, sums + kLanes, kSumBytes);
-  if constexpr (kTwoRowTiles) {
-    _tile_stored(2, sums + kTileRows * 2 * kLanes, kSumBytes);
-    _tile_stored(3, sums + kTileRows * 2 * kLanes + kLanes, kSumBytes);
-  }
-}
 
-static inline Vec finish_whole_row(const QuantMatmulArgs& a, int row, int block, const int32_t* sums) {
-  const Ints sum = {_mm512_sub_epi32(_mm512_load_si512(sums), _mm512_set1_epi32(a.zero * a.input_sums[row]))};
-  const Ints one_row[1][1] = {{sum}};
-  const int blocks[1] = {block};
-  Vec total[1][1] = {{zero()}};
-  add_group(a, row, 0, blocks, one_row, total);
-  return total[0][0];
-}
+  // kernels_quant.h's add_group, for one group without minima
+  struct Columns {
+    Columns(const Args& a, int block)
+        : scales(load_scales(a.scales, a.half_scales, static_cast<size_t>(block) * kLanes)), bias(load_bias(a, block)) {}
 
-static void multiply_whole_rows(const QuantMatmulArgs& a, int row, int rows, int block_begin, int block_end,
-                                bool is_first) {
-  alignas(64) int32_t sums[2 * kTileRows * 2 * kLanes];
-  const bool silu_mul = a.epilogue == Epilogue::kSiluMul;
-  for (int block = block_begin; block < block_end; block += silu_mul ? 1 : 2) {
-    const bool pair = silu_mul || block + 1 < block_end;
-    const int second = silu_mul ? a.num_blocks + block : pair ? block + 1 : block;
-    if (rows > kTileRows) {
-      sum_whole_rows<true>(a, row, rows, block, second, is_first, sums);
-    } else {
-      sum_whole_rows<false>(a, row, rows, block, second, is_first, sums);
+    Vec total(const Args& a, int row, const int32_t* sums) const {
+      const __m512i offset = _mm512_set1_epi32(a.zero * a.input_sums[row]);
+      const Ints sum = {_mm512_sub_epi32(_mm512_load_si512(sums), offset)};
+      return add(fma(to_floats(sum), mul(broadcast(a.input_scales[row]), scales), zero()), bias);
     }
-    for (int r = 0; r < rows; ++r) {
-      const int32_t* sum = sums + r * 2 * kLanes;
-      const Vec first = finish_whole_row(a, row + r, block, sum);
-      if (silu_mul) {
-        finish_silu_mul(a, row + r, block, first, finish_whole_row(a, row + r, second, sum + kLanes));
-        continue;
-      }
-      finish_plain(a, row + r, block, first);
-      if (pair) finish_plain(a, row + r, second, finish_whole_row(a, row + r, second, sum + kLanes));
-    }
-  }
-}
 
-static void multiply_whole(const QuantMatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
-  int configured = 0;
-  for (int row = row_begin; row < row_end; row += 2 * kTileRows) {
-    const int rows = row_end - row < 2 * kTileRows ? row_end - row : 2 * kTileRows;
-    if (rows != configured) {
-      configure_tiles(rows < kTileRows ? rows : kTileRows, rows > kTileRows ? rows - kTileRows : 0);
-      configured = rows;
-    }
-    multiply_whole_rows(a, row, rows, block_begin, block_end, row == row_begin);
-  }
-}
+    Vec scales, bias;
+  };
+};
 
 // --- Groups: a group's sums leave the tile for 16 x 16 totals, which stand in registers. Beside tiles the CPU multiplies
 // floats at half its rate, so as little as possible is left to do there. Codes of 4 bits are unpacked once for all row
@@ -271,7 +209,8 @@ static void total_block(const QuantMatmulArgs& a, RowPanel& panel, int block, fl
     end = begin + chunk < a.num_groups ? begin + chunk : a.num_groups;
     for (int tile = 0; tile < panel.tiles(); ++tile) {
       const int row = panel.row + tile * kTileRows, rows = panel.tile_rows();
-      if (end == a.num_groups && block < a.num_blocks) prefetch_output(a, sizeof(float), row, rows, 0, 1, block, block);
+      if (end == a.num_groups && block < a.num_blocks)
+        for (int r = row; r < row + rows; ++r) __builtin_prefetch(a.out + r * a.out_stride + block * kLanes, 1);
       add_groups<kSigned, kDepth>(a, a.input + row * a.input_stride, panel.groups + tile * a.num_groups, block, begin, end,
                                   packed, panel.codes, tile == 0, totals[tile]);
     }
@@ -312,6 +251,7 @@ static void multiply_in_groups(const QuantMatmulArgs& a, int row_begin, int row_
     configure_group_tiles(panel.tile_rows(), tile_depth(a.group));
     multiply_groups(a, panel, block_begin, block_end);
   }
+  _tile_release();
 }
 
 // Up to how many rows Vec is faster, as measured.
@@ -321,11 +261,10 @@ static inline int rows_by_vec(const QuantMatmulArgs& a) {
 }
 
 static void matmul_quant_by_tiles(const QuantMatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
-  const bool whole = a.bits == 8 && a.num_groups == 1;
+  const bool whole = a.bits == 8 && a.num_groups == 1 && !a.minima;
   const bool fits = whole || (a.num_groups <= kPanelGroups && a.group <= kChunk);
   if (row_end - row_begin <= rows_by_vec(a) || !fits) return matmul_quant(a, row_begin, row_end, block_begin, block_end);
-  (whole ? multiply_whole : multiply_in_groups)(a, row_begin, row_end, block_begin, block_end);
-  _tile_release();
+  (whole ? multiply_by_tiles<Int8Tiles> : multiply_in_groups)(a, row_begin, row_end, block_begin, block_end);
 }
 
 }  // namespace ridgeline::RIDGELINE_ISA

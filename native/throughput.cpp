@@ -7,21 +7,21 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "checks.h"
+#include "product_tasks.h"
 #include "thread_pool.h"
 
 namespace ridgeline {
 
 namespace {
 
-constexpr int kRowsPerTask = 96, kBlocksPerTask = 4;  // as a step shares them out
-
-// The largest operations per second of kernel(row_begin, row_end, block_begin, block_end) over all rows and blocks.
-template <class Kernel>
-double best_rate(int rows, const Matrix& matrix, int num_threads, double seconds, Kernel kernel) {
+// The largest operations per second of a product, shared out among threads as a step does it.
+template <class Args>
+double best_rate(int rows, const Matrix& matrix, int num_threads, double seconds, const Args& args,
+                 ProductKernel<Args> kernel, size_t row_bytes) {
   using Clock = std::chrono::steady_clock;
   const auto since = [](Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); };
-  const int row_tasks = (rows + kRowsPerTask - 1) / kRowsPerTask, blocks = matrix.num_blocks();
-  const int num_tasks = row_tasks * ((blocks + kBlocksPerTask - 1) / kBlocksPerTask);
+  const ProductTasks tasks(rows, matrix.num_blocks(), row_bytes);
   ThreadPool pool(num_threads);
   std::atomic<int> next{0};
   double best = 0;
@@ -30,10 +30,7 @@ double best_rate(int rows, const Matrix& matrix, int num_threads, double seconds
     next = 0;
     const auto start = Clock::now();
     pool.start([&](int) {
-      for (int task; (task = next.fetch_add(1)) < num_tasks;) {
-        const int row = task % row_tasks * kRowsPerTask, block = task / row_tasks * kBlocksPerTask;
-        kernel(row, std::min(row + kRowsPerTask, rows), block, std::min(block + kBlocksPerTask, blocks));
-      }
+      for (int task; (task = next.fetch_add(1)) < tasks.count();) tasks.run(task, args, kernel);
     });
     pool.wait();
     best = std::max(best, 2.0 * rows * matrix.inner() * matrix.outputs() / since(start));
@@ -67,13 +64,15 @@ Matrix matrix_of_format(const std::string& format, int outputs, int inner) {
 
 double matmul_throughput(const Kernels& kernels, Matrix matrix, int rows, int num_threads, double seconds) {
   touch(matrix);
-  const size_t stride = matrix.padded_inner(), out_stride = static_cast<size_t>(matrix.num_blocks()) * kLanes;
-  const Memory input(rows * stride * sizeof(float)), out(rows * out_stride * sizeof(float));
+  const size_t element = matrix.is_quantized() ? 1 : element_bytes(matrix.format());
+  const size_t stride = row_stride(matrix.padded_inner(), element);
+  const size_t out_stride = row_stride(matrix.num_blocks() * kLanes, sizeof(float));
+  const Memory input(rows * stride * element), out(rows * out_stride * sizeof(float));
   if (!matrix.is_quantized()) {
     const MatmulArgs args{input.as<void>(), stride, matrix.data(), matrix.padded_inner(), matrix.num_blocks(), nullptr,
                           out.as<void>(), out_stride, Epilogue::kStore, Format::kF32};
     const auto kernel = matrix.format() == Format::kBf16 ? kernels.matmul_bf16 : kernels.matmul_f32;
-    return best_rate(rows, matrix, num_threads, seconds, [&](auto... range) { kernel(args, range...); });
+    return best_rate(rows, matrix, num_threads, seconds, args, kernel, stride * element);
   }
   const Memory scales(rows * matrix.num_groups() * sizeof(float)), sums(rows * matrix.num_groups() * sizeof(int32_t));
   const Memory part_sums(rows * matrix.num_groups() * sizeof(PartSums));
@@ -85,8 +84,12 @@ double matmul_throughput(const Kernels& kernels, Matrix matrix, int rows, int nu
   args.part_sums = part_sums.as<PartSums>();
   args.out = out.as<float>();
   args.out_stride = out_stride;
+<<<<<<< HEAD
   const auto kernel = args.two_level ? kernels.matmul_two_level : kernels.matmul_quant;
   return best_rate(rows, matrix, num_threads, seconds, [&](auto... range) { kernel(args, range...); });
+=======
+  return best_rate(rows, matrix, num_threads, seconds, args, kernels.matmul_quant, stride);
+>>>>>>> f4e50e5 (Products by tiles keep weights in the L1 cache and inputs out of each other's way; one walk for bf16 and int8 that stores sums while the next add up)
 }
 
 }  // namespace ridgeline

@@ -41,7 +41,8 @@ def reference_product(dtype, a, b):
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
-    ("rows", "inner", "outputs"), [(1, 1, 1), (1, 64, 48), (2, 33, 17), (7, 96, 70), (13, 257, 130), (25, 576, 16)]
+    ("rows", "inner", "outputs"),
+    [(1, 1, 1), (1, 64, 48), (2, 33, 17), (7, 96, 70), (13, 257, 130), (25, 576, 16), (70, 576, 45)],
 )
 def test_product_has_the_bits_of_the_reference(isa, dtype, rows, inner, outputs):
     a, b = operands(np.random.default_rng(rows * inner), dtype, rows, inner, outputs)
@@ -63,20 +64,21 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(isa, dtype):
 
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("isa", ISAS)
-def test_epilogues(isa, dtype):
+@pytest.mark.parametrize("rows", [5, 70])
+def test_epilogues(isa, dtype, rows):
     rng = np.random.default_rng(2)
-    a, b = operands(rng, dtype, 5, 64, 2 * 37)
-    residual = realistic(rng, 5, 74)
+    a, b = operands(rng, dtype, rows, 64, 2 * 37)
+    residual = realistic(rng, rows, 74)
     np.testing.assert_array_equal(
         product(isa, dtype, a, b, "add", residual.copy()), residual + reference_product(dtype, a, b)
     )
 
     gate, value = (reference_product(dtype, a, half).astype(np.float64) for half in (b[:37], b[37:]))
-    out = product(isa, dtype, a, b, "silu_mul", np.zeros((5, 37), np.float32))
+    out = product(isa, dtype, a, b, "silu_mul", np.zeros((rows, 37), np.float32))
     with np.errstate(over="ignore"):
         expected = gate / (1 + np.exp(-gate)) * value
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-30)
-    np.testing.assert_array_equal(out, product("generic", dtype, a, b, "silu_mul", np.zeros((5, 37), np.float32)))
+    np.testing.assert_array_equal(out, product("generic", dtype, a, b, "silu_mul", np.zeros((rows, 37), np.float32)))
 
 
 @pytest.mark.parametrize("dtype", FORMATS)

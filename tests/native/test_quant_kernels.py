@@ -131,7 +131,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(isa, grouping):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("grouping", GROUPINGS, ids=str)
-@pytest.mark.parametrize("rows", [5, 21, 34])
+@pytest.mark.parametrize("rows", [5, 21, 34, 70])
 def test_bias_and_epilogues(isa, grouping, rows):
     rng = np.random.default_rng(2)
     weights = random_weights(rng, 2 * 37, 96, grouping)
