@@ -131,6 +131,20 @@ static inline Keys block_of(Keys split, int key) {
 }
 
 // What differs between arithmetic by Vec and by tiles: Inputs is what a task reads; attend_keys takes a split's blocks.
+// This one takes them one after another, by scores and add.
+template <class By>
+static inline void attend_blocks(const typename By::Inputs& o, Softmax<typename By::Element>& softmax,
+                                 const AttentionState& state, int num_queries, Keys split) {
+  Block<typename By::Element> block;
+  for (int key = split.begin; key < split.end; key += kBlockKeys) {
+    const Keys keys = block_of(split, key);
+    By::score(o, block, num_queries, keys);
+    if (softmax.begin(block, keys)) softmax.shrink_output();
+    softmax.weigh(num_queries);
+    By::add(o, block, state, num_queries, keys);
+  }
+}
+
 template <class Path>
 struct ByVec {
   using Element = typename Path::Element;
@@ -138,16 +152,15 @@ struct ByVec {
 
   static void prepare(int) {}
   static void release() {}
+  static void score(const Inputs& o, Block<Element>& b, int num_queries, Keys keys) {
+    for_queries(0, num_queries, [&]<int Q>(int first) { score_block<Path, Q>(o, b, first, keys); });
+  }
+  static void add(const Inputs& o, const Block<Element>& b, const AttentionState& state, int num_queries, Keys keys) {
+    for_queries(0, num_queries, [&]<int Q>(int first) { add_values<Path, Q>(o, b, state, first, keys); });
+  }
   static void attend_keys(const Inputs& o, Softmax<Element>& softmax, const AttentionState& state, int num_queries,
                           Keys split) {
-    Block<Element> block;
-    for (int key = split.begin; key < split.end; key += kBlockKeys) {
-      const Keys keys = block_of(split, key);
-      for_queries(0, num_queries, [&]<int Q>(int first) { score_block<Path, Q>(o, block, first, keys); });
-      if (softmax.begin(block, keys)) softmax.shrink_output();
-      softmax.weigh(num_queries);
-      for_queries(0, num_queries, [&]<int Q>(int first) { add_values<Path, Q>(o, block, state, first, keys); });
-    }
+    attend_blocks<ByVec>(o, softmax, state, num_queries, split);
   }
 };
 
