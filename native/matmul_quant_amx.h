@@ -200,6 +200,11 @@ static void add_groups(const QuantMatmulArgs& a, const int8_t* x, const RowGroup
   unrolled<kTileRows>([&](auto r) __attribute__((always_inline)) { store(totals + r * kLanes, total[r]); });
 }
 
+// Asks for the lines that a block's totals of some rows will be written to.
+static inline void prefetch_output(const QuantMatmulArgs& a, int row, int rows, int block) {
+  for (int r = row; r < row + rows; ++r) __builtin_prefetch(a.out + r * a.out_stride + block * kLanes, 1);
+}
+
 // All groups of one block into totals [row tile][16][16].
 template <bool kSigned, int kDepth>
 static void total_block(const QuantMatmulArgs& a, RowPanel& panel, int block, float (*totals)[kTileRows * kLanes]) {
@@ -209,8 +214,7 @@ static void total_block(const QuantMatmulArgs& a, RowPanel& panel, int block, fl
     end = begin + chunk < a.num_groups ? begin + chunk : a.num_groups;
     for (int tile = 0; tile < panel.tiles(); ++tile) {
       const int row = panel.row + tile * kTileRows, rows = panel.tile_rows();
-      if (end == a.num_groups && block < a.num_blocks)
-        for (int r = row; r < row + rows; ++r) __builtin_prefetch(a.out + r * a.out_stride + block * kLanes, 1);
+      if (end == a.num_groups && block < a.num_blocks) prefetch_output(a, row, rows, block);
       add_groups<kSigned, kDepth>(a, a.input + row * a.input_stride, panel.groups + tile * a.num_groups, block, begin, end,
                                   packed, panel.codes, tile == 0, totals[tile]);
     }

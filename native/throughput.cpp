@@ -84,12 +84,8 @@ double matmul_throughput(const Kernels& kernels, Matrix matrix, int rows, int nu
   args.part_sums = part_sums.as<PartSums>();
   args.out = out.as<float>();
   args.out_stride = out_stride;
-<<<<<<< HEAD
   const auto kernel = args.two_level ? kernels.matmul_two_level : kernels.matmul_quant;
-  return best_rate(rows, matrix, num_threads, seconds, [&](auto... range) { kernel(args, range...); });
-=======
-  return best_rate(rows, matrix, num_threads, seconds, args, kernels.matmul_quant, stride);
->>>>>>> f4e50e5 (Products by tiles keep weights in the L1 cache and inputs out of each other's way; one walk for bf16 and int8 that stores sums while the next add up)
+  return best_rate(rows, matrix, num_threads, seconds, args, kernel, stride);
 }
 
 }  // namespace ridgeline

@@ -7,7 +7,7 @@
 #include <immintrin.h>
 
 #include "kernels_two_level.h"
-#include "matmul_amx.h"
+#include "matmul_quant_amx.h"
 #include "tiles_amx.h"
 
 namespace ridgeline::RIDGELINE_ISA {
@@ -184,8 +184,7 @@ static void total_super_blocks(const QuantMatmulArgs& a, TwoLevelPanel& panel, i
     for (int tile = 0; tile <= tiles; ++tile) {
       if (tile < tiles) {
         const int row = panel.row + tile * kTileRows, rows = panel.rows_of(tile);
-        if (group + 1 == a.num_groups && block < a.num_blocks)
-          prefetch_output(a, sizeof(float), row, rows, 0, 1, block, block);
+        if (group + 1 == a.num_groups && block < a.num_blocks) prefetch_output(a, row, rows, block);
         const int8_t* x = a.input + row * a.input_stride + group * kSuperBlock;
         (rows == kTileRows ? sum_planes<kBits == 6, false> : sum_planes<kBits == 6, true>)(
             x, a.input_stride, panel.planes[group % 2], sums[tile % 2]);
