@@ -71,7 +71,8 @@ class Executor {
 
   // Building. Each returns the new thing's number; out-of-range numbers throw std::out_of_range.
   int add_buffer(int width, Format format, bool per_logit_row);
-  int add_quantized_buffer(int width, int group, bool part_sums, bool per_logit_row);
+  int add_quantized_buffer(int width, int group, bool part_sums, bool per_logit_row, int hadamard,
+                           std::vector<float> mixing);  // what is done before; see QuantizeArgs
   int add_matrix(int outputs, int inner, Format format);
   int add_quantized_matrix(int outputs, int inner, const Grouping& grouping);
   int add_vector(int width);  // zeros
@@ -83,7 +84,7 @@ class Executor {
 
   void add_embed(int matrix, int out);
   void add_norm(int source, int weight, std::vector<int> outs, int width);  // the same in each of `outs`, as they hold it
-  void add_quantize(int source, int out, int hadamard);                     // see QuantizeArgs
+  void add_quantize(int source, int out);
   // The outputs stand from `column` on, a multiple of 16. bias -1: none.
   void add_matmul(int source, int matrix, int out, int column, int bias, Epilogue epilogue);
   void add_rope_store(int layer, int source, int out, int q_norm, int k_norm);    // norms -1: none
@@ -124,7 +125,6 @@ class Executor {
     std::vector<int> outs = {};  // of a norm, in place of `out`
     int width = 0;
     int column = 0;
-    int hadamard = 1;
     int layer = -1;
     int window = 0;
     Epilogue epilogue = Epilogue::kStore;
@@ -138,6 +138,8 @@ class Executor {
     int num_groups = 0;
     Memory scales = {}, sums = {};  // [rows, num_groups]
     Memory part_sums = {};          // the same, for matrices of two levels
+    int hadamard = 1;
+    std::vector<float> mixing = {};  // empty: none
 
     bool is_quantized() const { return group > 0; }
     bool has_part_sums() const { return part_sums.bytes() > 0; }

@@ -39,14 +39,20 @@ int Executor::add_buffer(int width, Format format, bool per_logit_row) {
   return static_cast<int>(buffers_.size()) - 1;
 }
 
-int Executor::add_quantized_buffer(int width, int group, bool part_sums, bool per_logit_row) {
+int Executor::add_quantized_buffer(int width, int group, bool part_sums, bool per_logit_row, int hadamard,
+                                   std::vector<float> mixing) {
+  require(hadamard >= 1 && (hadamard & (hadamard - 1)) == 0 && width % hadamard == 0,
+          "Hadamard blocks of " + std::to_string(hadamard) + " do not fill " + std::to_string(width));
+  const size_t blocks = width / hadamard;
+  require(mixing.empty() || (blocks <= kMaxMixedBlocks && mixing.size() == blocks * blocks),
+          std::to_string(mixing.size()) + " factors do not mix " + std::to_string(blocks) + " blocks");
   const PaddedGroups padded(width, group);
   require(!part_sums || padded.group == kSuperBlock, "sums of parts are those of groups of 256");
   const size_t rows = per_logit_row ? kLogitRows : max_rows_, groups = rows * padded.count();
   const size_t stride = row_stride(padded.inner, sizeof(int8_t));
   buffers_.push_back({Memory(rows * stride), stride, Format::kF32, width, padded.group, padded.count(),
                       Memory(groups * sizeof(float)), Memory(groups * sizeof(int32_t)),
-                      part_sums ? Memory(groups * sizeof(PartSums)) : Memory()});
+                      part_sums ? Memory(groups * sizeof(PartSums)) : Memory(), hadamard, std::move(mixing)});
   return static_cast<int>(buffers_.size()) - 1;
 }
 
@@ -89,15 +95,11 @@ void Executor::add_norm(int source, int weight, std::vector<int> outs, int width
   ops_.push_back(op);
 }
 
-void Executor::add_quantize(int source, int out, int hadamard) {
+void Executor::add_quantize(int source, int out) {
   require(!buffers_.at(source).is_quantized() && buffers_.at(source).format == Format::kF32 &&
               buffers_.at(out).is_quantized() && buffers_.at(source).width == buffers_.at(out).width,
           "quantize takes fp32 to codes of the same width");
-  require(hadamard >= 1 && (hadamard & (hadamard - 1)) == 0 && buffers_.at(source).width % hadamard == 0,
-          "Hadamard blocks of " + std::to_string(hadamard) + " do not fill " + std::to_string(buffers_[source].width));
-  Op op{Kind::kQuantize, source, out};
-  op.hadamard = hadamard;
-  ops_.push_back(op);
+  ops_.push_back({Kind::kQuantize, source, out});
 }
 
 void Executor::add_matmul(int source, int matrix, int out, int column, int bias, Epilogue epilogue) {

@@ -68,6 +68,7 @@ void Executor::norm_rows(const Op& op, float* scratch, int row_begin, int row_en
     quantize.input = scratch;
     quantize.input_stride = in.stride;
     kernels_.quantize(quantize, 0, row_end - row_begin);
+    in_scratch = out.hadamard == 1;  // a transform leaves its own values there
   }
 }
 
@@ -76,7 +77,8 @@ QuantizeArgs Executor::quantize_args(const Buffer& out, int first_row) const {
   const size_t row = first_row, groups = out.num_groups;
   QuantizeArgs args{};
   args.width = out.width;
-  args.hadamard = 1;
+  args.hadamard = out.hadamard;
+  args.mixing = out.mixing.empty() ? nullptr : out.mixing.data();
   args.group = out.group;
   args.num_groups = out.num_groups;
   args.codes = out.memory.as<int8_t>() + row * out.stride;
@@ -92,7 +94,6 @@ void Executor::quantize(Shares& shares, const Op& op, int rows) {
   QuantizeArgs args = quantize_args(buffers_[op.out], 0);
   args.input = in.row(0);
   args.input_stride = in.stride;
-  args.hadamard = op.hadamard;
   constexpr int kRows = 4;
   shares.run(ceil_div(rows, kRows),
              [&](int task) { kernels_.quantize(args, task * kRows, std::min(rows, (task + 1) * kRows)); });

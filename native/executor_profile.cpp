@@ -51,7 +51,7 @@ OpWork Executor::op_work(const Op& op) const {
       for (size_t i = 1; i < op.outs.size(); ++i) work.row_bytes += row_bytes(op.outs[i]);
       return work;
     }
-    case Kind::kQuantize: return row_work(op.hadamard > 1 ? "quantize, Hadamard" : "quantize", {op.source, op.out});
+    case Kind::kQuantize: return row_work(buffers_[op.out].hadamard > 1 ? "quantize, Hadamard" : "quantize", {op.source, op.out});
     case Kind::kMatmul: return product_work("matmul", op);
     case Kind::kLogits: return product_work("logits", op);
     case Kind::kGather: return row_work("gather", {op.source, op.out});

@@ -28,13 +28,14 @@ using Floats = Array2<float>;
 using Bias = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // codes [rows, groups * group], scales and sums [rows, groups]; of groups of 256 also part_sums [rows, groups * 24], as
-// they stand in PartSums. The input is transformed in place.
-void quantize(const std::string& isa, int hadamard, int group, Floats input, Array2<int8_t> codes, Floats scales,
-              Array2<int32_t> sums, std::optional<Array2<int32_t>> part_sums) {
+// they stand in PartSums. The input is transformed in place; `mixing` is [blocks, blocks].
+void quantize(const std::string& isa, int hadamard, std::optional<Floats> mixing, int group, Floats input,
+              Array2<int8_t> codes, Floats scales, Array2<int32_t> sums, std::optional<Array2<int32_t>> part_sums) {
   const int rows = input.shape(0), width = input.shape(1), num_groups = scales.shape(1);
   std::vector<PartSums> parts(part_sums ? scales.size() : 0);
-  const QuantizeArgs args{input.data(), static_cast<size_t>(width), width, hadamard, group, num_groups,
-                          codes.data(), codes.shape(1), scales.data(), sums.data(), part_sums ? parts.data() : nullptr};
+  const QuantizeArgs args{input.data(), static_cast<size_t>(width), width, hadamard, mixing ? mixing->data() : nullptr,
+                          group, num_groups, codes.data(), codes.shape(1), scales.data(), sums.data(),
+                          part_sums ? parts.data() : nullptr};
   on_flushing_thread([&] { kernels_by_name(isa.c_str()).quantize(args, 0, rows); });
   for (size_t i = 0; i < parts.size(); ++i) {
     int32_t* out = std::copy_n(parts[i].of_16, 16, part_sums->data() + 24 * i);
@@ -169,8 +170,8 @@ size_t pack_and_unpack(int bits, int zero, int group, bool half_scales, Array2<u
 }  // namespace
 
 void bind_quant_tests(nb::module_& t) {
-  t.def("quantize", &quantize, "isa"_a, "hadamard"_a, "group"_a, "input"_a, "codes"_a, "scales"_a, "sums"_a,
-        "part_sums"_a = nb::none());
+  t.def("quantize", &quantize, "isa"_a, "hadamard"_a, "mixing"_a.none(), "group"_a, "input"_a, "codes"_a, "scales"_a,
+        "sums"_a, "part_sums"_a = nb::none());
   t.def("matmul_quant", &matmul_quant, "isa"_a, "epilogue"_a, "blocks_per_call"_a, "bits"_a, "zero"_a, "group"_a,
         "half_scales"_a, "input"_a, "input_scales"_a, "codes"_a, "scales"_a, "minima"_a.none(), "subscales"_a.none(),
         "subminima"_a.none(), "bias"_a.none(), "out"_a);

@@ -76,15 +76,17 @@ struct QuantMatmulArgs {
 
 // A group whose largest value is below this one becomes zeros: 127 / largest must stay finite.
 constexpr float kSmallestQuantized = 1e-30f;
+constexpr int kMaxMixedBlocks = 15;  // of a row, by QuantizeArgs::mixing
 
 // Of each row's group: scale = largest / 127, code = round(x * (127 / largest)), ties to even. A group with a NaN or an
 // infinity gets the scale NaN and codes 0, so that it reaches whoever reads the product.
 struct QuantizeArgs {
-  float* input;  // [rows, input_stride]; the Hadamard transform happens in place
+  float* input;  // [rows, input_stride]; the transforms happen in place
   size_t input_stride;
   int width;     // values of a row; what stands behind them is not read
   int hadamard;  // length of the blocks transformed first, a power of two that divides width; 1: none
-  int group;     // a multiple of 16
+  const float* mixing;  // [blocks, blocks]: what is then done across the blocks; null: nothing
+  int group;            // a multiple of 16
   int num_groups;
   int8_t* codes;  // [rows, codes_stride], group * num_groups of a row are written
   size_t codes_stride;

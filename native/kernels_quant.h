@@ -172,6 +172,27 @@ static inline Vec load_left(const float* x, int left) {
   return load(padded);
 }
 
+static inline void store_left(float* x, Vec values, int left) {
+  if (left >= kLanes) return store(x, values);
+  float padded[kLanes];
+  store(padded, values);
+  std::memcpy(x, padded, sizeof(float) * left);
+}
+
+// Across `count` blocks: block i becomes the sum of factors[i][j] * block j, by ascending j.
+static inline void mix_blocks(float* x, int length, int count, const float* factors) {
+  for (int at = 0; at < length; at += kLanes) {
+    Vec blocks[kMaxMixedBlocks];
+    for (int j = 0; j < count; ++j) blocks[j] = load_left(x + j * length + at, length - at);
+    for (int i = 0; i < count; ++i) {
+      const float* of_block = factors + i * count;
+      Vec sum = mul(blocks[0], broadcast(of_block[0]));
+      for (int j = 1; j < count; ++j) sum = fma(blocks[j], broadcast(of_block[j]), sum);
+      store_left(x + i * length + at, sum, length - at);
+    }
+  }
+}
+
 // `count` values to `group` codes, the rest of them 0.
 static inline void quantize_group(const float* x, int count, int group, int8_t* codes, float* scale, int32_t* sum) {
   Vec largest_of = zero(), not_finite = zero();
@@ -215,6 +236,7 @@ static void quantize(const QuantizeArgs& a, int row_begin, int row_end) {
     float* x = a.input + row * a.input_stride;
     if (a.hadamard > 1)
       for (int begin = 0; begin < a.width; begin += a.hadamard) hadamard(x + begin, a.hadamard);
+    if (a.mixing) mix_blocks(x, a.hadamard, a.width / a.hadamard, a.mixing);
     for (int g = 0; g < a.num_groups; ++g) {
       const int begin = g * a.group, left = a.width - begin, count = left < 0 ? 0 : left < a.group ? left : a.group;
       const size_t of_row = static_cast<size_t>(row) * a.num_groups + g;

@@ -161,7 +161,7 @@ void bind_executor(nb::module_& m) {
           },
           "width"_a, "format"_a, "per_logit_row"_a)
       .def("add_quantized_buffer", &Executor::add_quantized_buffer, "width"_a, "group"_a, "part_sums"_a,
-           "per_logit_row"_a)
+           "per_logit_row"_a, "hadamard"_a, "mixing"_a)
       .def(
           "add_matrix",
           [](Executor& e, int outputs, int inner, const std::string& format) {
@@ -212,7 +212,7 @@ void bind_executor(nb::module_& m) {
       .def("stand_on", &stand_on, "sections"_a, "Uses these bytes, of the sizes of `sections()`, in place of its own.")
       .def("add_embed", &Executor::add_embed, "matrix"_a, "out"_a)
       .def("add_norm", &Executor::add_norm, "source"_a, "weight"_a, "outs"_a, "width"_a)
-      .def("add_quantize", &Executor::add_quantize, "source"_a, "out"_a, "hadamard"_a)
+      .def("add_quantize", &Executor::add_quantize, "source"_a, "out"_a)
       .def(
           "add_matmul",
           [](Executor& e, int source, int matrix, int out, int column, int bias, const std::string& epilogue) {

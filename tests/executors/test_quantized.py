@@ -16,6 +16,7 @@ from ridgeline._native import kernels
 from ridgeline.cost.facts import load_facts
 from ridgeline.errors import ConfigError
 from ridgeline.model.program import weight_shapes
+from ridgeline.model.quantized import in_format
 from ridgeline.model.resolve import load_spec, resolve_model
 from ridgeline.quant.formats import QUANTIZED
 from ridgeline.quant.group_form import GroupForm
@@ -204,6 +205,18 @@ def tied(tmp_path_factory) -> Path:
 def test_every_served_format_follows_the_oracle(dtype, tied):
     """The whole loading path: rotation with its Hadamard transform at run time, then rounding."""
     assert_served(str(tied), dtype)
+
+
+def test_a_plain_head_beside_rotated_matrices_is_not_rotated(tied):
+    """A head and an input of which only one is rotated would have nothing to do with the model's logits."""
+
+    def logits(dtype, head=None):
+        view = lambda weights, spec, dtype: in_format(weights, spec, dtype, head)  # noqa: E731
+        with open_executor("native", str(tied), dtype=dtype, view=view) as executor:
+            return logits_of(executor, SHORT_PROMPTS)[0]
+
+    expected = logits("fp32")
+    assert np.abs(logits("int8", "bf16") - expected).mean() < 0.05 * np.abs(expected).mean()
 
 
 @pytest.mark.parametrize("quantization", ["Q4_1", "Q5_0", "Q8_0", "Q4_K_M", "Q5_K_M"])

@@ -68,9 +68,15 @@ def test_int8_is_rotated_and_has_a_head_of_its_own(tied):
     assert set(weights.shapes) == set(source.shapes) | {"head"}
     for name in matrices(weights):
         assert weights.group_form(name) == GroupForm(8, 128, weights.shapes[name][1], False, False)
-        assert weights.takes_hadamard(name) == name.endswith(".down")
-    assert (weights.read("final_norm") == 1).all()
-    assert np.abs(weights.read("embed") - source.read("embed")).max() > 0.1
+        assert weights.takes_hadamard(name) == (name != "embed" and not name.endswith(".o"))
+    assert (np.abs(weights.read("final_norm")) == 1).all()
+    assert np.abs(weights.read("head") - source.read("embed")).max() > 0.1
+
+
+@pytest.mark.parametrize("head", ["bf16", "int8-g32"])
+def test_only_a_quantized_head_is_rotated(tied, head):
+    weights = in_format(*tied, "int8", head)
+    assert weights.takes_hadamard("head") == (head != "bf16")
 
 
 def test_plain_formats_are_the_checkpoint_itself(untied):

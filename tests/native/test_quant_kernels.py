@@ -7,6 +7,7 @@ import pytest
 
 from ridgeline._native import kernels, matmul_flops
 from ridgeline.quant.groups import GroupedWeights, num_groups
+from ridgeline.quant.rotation import mixing, rotate
 
 ISAS = kernels.isas()
 # bits, zero, group (None: whole rows), minima, fp16 scales: those of the formats, and some that none has yet. Those of
@@ -185,13 +186,13 @@ def test_the_largest_sums_are_exact(isa):
     np.testing.assert_array_equal(product(isa, x, weights), expected)
 
 
-def quantized(isa, values, group, hadamard=1):
+def quantized(isa, values, group, hadamard=1, factors=None):
     """codes, scales and sums, padded to whole groups and one more."""
     rows, width = values.shape
     groups = num_groups(width, group) + 1
     codes = np.full((rows, groups * group), 77, np.int8)
     scales, sums = np.full((rows, groups), 7, np.float32), np.full((rows, groups), 7, np.int32)
-    kernels.quantize(isa, hadamard, group, values.copy(), codes, scales, sums)
+    kernels.quantize(isa, hadamard, factors, group, values.copy(), codes, scales, sums)
     return codes, scales, sums
 
 
@@ -261,6 +262,29 @@ def test_hadamard_before_quantization(isa, width, block):
             np.testing.assert_array_equal(ours, twin)
 
 
+def mixed(values, factors):
+    """Across the blocks, each multiply-add rounded once: a product of two fp32 numbers is exact in fp64."""
+    blocks = values.reshape(len(values), len(factors), -1)
+    out = np.zeros_like(blocks)
+    for i, of_block in enumerate(factors):
+        for j, factor in enumerate(of_block):
+            out[:, i] = (np.float64(factor) * blocks[:, j] + np.float64(out[:, i])).astype(np.float32)
+    return out.reshape(values.shape)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("width", "block"), [(6, 2), (24, 8), (48, 16), (576, 64), (240, 16), (1536, 512)])
+def test_blocks_are_mixed_before_quantization(isa, width, block):
+    values = np.random.default_rng(width).standard_normal((3, width)).astype(np.float32)
+    factors = mixing(width).astype(np.float32)
+    expected = mixed(transformed(values, block), factors)
+    np.testing.assert_allclose(expected, rotate(values), atol=1e-5)
+    for group in (16, -(-width // 16) * 16):
+        found = quantized(isa, values, group, block, factors)
+        for ours, twin in zip(found, expected_quantized(expected, group), strict=True):
+            np.testing.assert_array_equal(ours, twin)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("grouping", [(8, 128, 32, False, False), *TWO_LEVELS], ids=str)
 def test_a_group_that_is_not_finite_reaches_its_row_alone(isa, grouping):
@@ -304,7 +328,7 @@ def test_sums_of_parts_of_an_input(isa):
     values = wide(np.random.default_rng(9), 3, 700)
     codes, scales = np.zeros((3, 768), np.int8), np.zeros((3, 3), np.float32)
     sums, parts = np.zeros((3, 3), np.int32), np.zeros((3, 3 * 24), np.int32)
-    kernels.quantize(isa, 1, 256, values, codes, scales, sums, parts)
+    kernels.quantize(isa, 1, None, 256, values, codes, scales, sums, parts)
     of_16 = codes.reshape(9, 16, 16).astype(np.int32).sum(-1)
     np.testing.assert_array_equal(parts.reshape(9, 24)[:, :16], of_16)
     of_32 = of_16.reshape(9, 8, 2).sum(-1)

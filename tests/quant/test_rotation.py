@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ridgeline.quant.rotation import block_len, hadamard, hadamard_outputs, rotate, rotate_outputs
+from ridgeline.quant.rotation import block_len, hadamard, hadamard_outputs, mixing, rotate, signs
 
-WIDTHS = [1, 2, 7, 16, 24, 96, 576, 896]
+WIDTHS = [1, 2, 7, 16, 24, 96, 272, 576, 896]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -27,14 +27,14 @@ def test_the_hadamard_transform_is_the_textbooks_in_each_block(width):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_weights_that_read_and_weights_that_write_are_rotated_alike(width):
-    """A product through both is what it was; also when the columns come in several chunks."""
+def test_inputs_and_weights_are_rotated_alike(width):
+    """A product is what it was; also when the rows come in several chunks."""
     rng = np.random.default_rng(0)
-    writes, reads = rng.standard_normal((width, 300)), rng.standard_normal((500, width))
-    expected = reads @ writes
-    np.testing.assert_allclose(rotate(reads) @ rotate_outputs(writes), expected, atol=1e-11)
-    np.testing.assert_allclose(hadamard(reads) @ hadamard_outputs(writes, width), expected, atol=1e-11)
-    np.testing.assert_allclose(rotate_outputs(writes[:, 0]), rotate_outputs(writes)[:, 0])  # a bias
+    inputs, weights = rng.standard_normal((300, width)), rng.standard_normal((500, width))
+    expected = weights @ inputs.T
+    np.testing.assert_allclose(rotate(weights) @ rotate(inputs).T, expected, atol=1e-11)
+    np.testing.assert_allclose(hadamard(weights) @ hadamard_outputs(inputs.T, width), expected, atol=1e-11)
+    np.testing.assert_allclose(hadamard_outputs(inputs[0], width), hadamard_outputs(inputs.T, width)[:, 0])  # a bias
 
 
 def test_heads_are_transformed_each_on_its_own():
@@ -51,15 +51,28 @@ def test_an_outlier_is_spread_over_the_whole_row(width):
     assert np.abs(rotate(row)).max() < 1.5 / np.sqrt(width)
 
 
+@pytest.mark.parametrize("width", [64, 576, 1536])
+def test_a_mean_of_one_sign_is_spread_behind_signs(width):
+    row = signs(width)[None] / np.float32(np.sqrt(width))
+    assert np.abs(rotate(np.abs(row))).max() > 0.5
+    assert np.abs(rotate(row)).max() < 4 / np.sqrt(width)
+
+
+def test_too_many_blocks_are_not_mixed():
+    assert mixing(15 * 16).shape == (15, 15)
+    assert mixing(17 * 16).shape == (1, 1)
+    values = np.eye(17 * 16, dtype=np.float32)
+    np.testing.assert_array_equal(rotate(values), hadamard(values))
+
+
 def test_fp32_stays_fp32_and_the_input_is_not_changed():
     values = np.ones((5, 96), np.float32)
-    for transform in (rotate, hadamard, rotate_outputs):
+    for transform in (rotate, hadamard, lambda x: hadamard_outputs(x, 5)):
         assert transform(values).dtype == np.float32
     assert (values == 1).all()
 
 
 def test_the_rotation_is_part_of_the_format():
     """Rotated weights that lie in files must fit those of a later version."""
-    expected = [-0.5, -0.5, 0.5, 0.5]
-    np.testing.assert_allclose(np.abs(rotate(np.eye(4, dtype=np.float32))), 0.5)
-    np.testing.assert_allclose(rotate(np.eye(4, dtype=np.float32))[:, 0], expected)
+    assert signs(4).tolist() == [-1, -1, 1, 1]
+    np.testing.assert_array_equal(rotate(np.eye(4, dtype=np.float32))[1], [0.5, -0.5, 0.5, -0.5])

@@ -28,6 +28,7 @@ from ridgeline.model.program import (
 )
 from ridgeline.quant.group_form import GroupForm, common_form
 from ridgeline.quant.groups import GroupedWeights, stack
+from ridgeline.quant.rotation import block_len, mixing
 
 LANES = 16  # outputs in a block of packed weights
 PLAIN_DTYPES = ("fp32", "bf16")
@@ -117,8 +118,6 @@ class Builder:
             case Embed():
                 core.add_embed(self._matrix((op.weight,)), self._buffer(op.out))
             case Norm():
-                if any(form.hadamard for form in wanted):
-                    raise ValueError(f"{op.out} is quantized as it is normalized, without a Hadamard transform")
                 outs = [self._buffer(op.out, form) for form in wanted]
                 core.add_norm(self._buffer(op.source), self._vector(op.weight), outs, self._program.widths[op.source])
             case Matmul():
@@ -156,8 +155,7 @@ class Builder:
     def _quantize(self, name: str, wanted: Sequence[InputForm]) -> None:
         for form in wanted:
             if form.group:
-                block = _power_of_two_in(self._program.widths[name]) if form.hadamard else 1
-                self._core.add_quantize(self._buffer(name), self._buffer(name, form), block)
+                self._core.add_quantize(self._buffer(name), self._buffer(name, form))
 
     def _add_products(self, op: Matmul, out: int) -> None:
         """One product, or one for each part whose format differs, into the columns of its outputs."""
@@ -194,7 +192,9 @@ class Builder:
         if (name, form) not in self._buffers:
             width, per_logit_row = self._program.widths[name], name in PER_LOGIT_ROW
             self._buffers[name, form] = (
-                self._core.add_quantized_buffer(width, form.group, form.part_sums, per_logit_row)
+                self._core.add_quantized_buffer(
+                    width, form.group, form.part_sums, per_logit_row, *_transform(width, form)
+                )
                 if form.group
                 else self._core.add_buffer(width, form.dtype, per_logit_row)
             )
@@ -284,6 +284,9 @@ def _grouping(form: GroupForm) -> Any:
     )
 
 
-def _power_of_two_in(width: int) -> int:
-    """The largest power of two that divides `width`."""
-    return width & -width
+def _transform(width: int, form: InputForm) -> tuple[int, list[float]]:
+    """Block length and factors across blocks of the rotation before quantization; 1 and none without."""
+    if not form.hadamard:
+        return 1, []
+    factors = mixing(width)
+    return block_len(width), factors.ravel().tolist() if len(factors) > 1 else []

@@ -35,7 +35,7 @@ from ridgeline.model.program import (
     weight_shapes,
 )
 from ridgeline.model.rope import inverse_frequencies
-from ridgeline.quant.rotation import hadamard
+from ridgeline.quant.rotation import rotate
 
 if TYPE_CHECKING:
     from ridgeline.model.weights import Weights
@@ -187,7 +187,7 @@ class TorchExecutor:
 
     def _product(self, x: Tensor, weight: str) -> Tensor:
         if self._takes_hadamard(weight):
-            x = torch.from_numpy(hadamard(x.numpy()))
+            x = torch.from_numpy(rotate(x.numpy()))
         if weight in self._groups:
             x = _through_codes(x, self._groups[weight])
         return x @ self._weights[weight].T

@@ -34,7 +34,7 @@ def in_format(weights: Weights, spec: ModelSpec, dtype: str, head_dtype: str | N
     head_dtype = head_dtype or dtype
     _check_head(dtype, head_dtype)
     if is_rotated(dtype):
-        weights = RotatedWeights(weights, spec)
+        weights = RotatedWeights(weights, spec, rotates_head=head_dtype in QUANTIZED)
     matrices = [name for name, shape in weights.shapes.items() if len(shape) == 2]
     wanted = dict.fromkeys(matrices, dtype) | {"head" if "head" in matrices else "embed": head_dtype}
     named = {fmt: [name for name in matrices if wanted[name] == fmt] for fmt in wanted.values()}

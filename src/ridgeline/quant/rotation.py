@@ -1,12 +1,12 @@
 """Orthogonal transforms that spread a row's outliers over all its values, so that 8 bits and one scale hold the row.
 
-A product x W^T stays what it is when x and the rows of W are rotated alike. `rotate` is for the residual stream, folded
-into weights before the model runs; `hadamard` is cheap enough to be applied while it runs. Both are made of additions
-in a fixed order and nothing that a library might reorder: a checkpoint becomes the same bits in every process.
+A product x W^T stays what it is when x and the rows of W are rotated alike. `rotate` is cheap enough for x while the
+model runs (native/kernels_quant.h); weights get it once. It is made of additions in a fixed order and nothing that a
+library might reorder: a checkpoint becomes the same bits in every process.
 
-    rotate     signs, then a Hadamard transform of each block of the largest power of two, then a Hartley transform
-               across the blocks, of which there are an odd number
-    hadamard   a Hadamard transform of each block of the largest power of two; its own inverse
+    rotate     a Hadamard transform of each block of the largest power of two, then a Hartley transform across the
+               blocks, of which there are an odd number; more than MIXED_BLOCKS of them are left as they are
+    hadamard   the blocks alone; its own inverse
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]  # fp32 or fp64
 
+MIXED_BLOCKS = 15  # at most: the work grows with their square
 _SEED = 20_260  # of the signs: part of the format, rotated weights of another seed do not fit together
 _CHUNK_WEIGHTS = 1 << 17  # transformed at a time: intermediate arrays stay in the cache
 
@@ -37,7 +38,7 @@ def hadamard(values: Array, width: int | None = None, *, threads: int = 1) -> Ar
 
 
 def rotate(values: Array, *, threads: int = 1) -> Array:
-    """The last axis rotated: rows of weights that read the residual stream, and vectors that are added to it."""
+    """The last axis rotated: inputs of a product, or the rows of its weights."""
     return _along_columns(values, _rotate, threads)
 
 
@@ -46,9 +47,21 @@ def hadamard_outputs(weight: Array, width: int, *, threads: int = 1) -> Array:
     return _along_outputs(weight, lambda x: _hadamard(x, block_len(width)), threads)
 
 
-def rotate_outputs(weight: Array, *, threads: int = 1) -> Array:
-    """The rows of a matrix [outputs, inner] that writes the residual stream, or the values of its bias."""
-    return _along_outputs(weight, _rotate, threads)
+def mixing(width: int) -> NDArray[np.float64]:
+    """The Hartley transform across the blocks, [blocks, blocks]: cos + sin of every angle, orthogonal and its own
+    inverse. [1, 1] where the blocks are not mixed."""
+    count = width // block_len(width)
+    if count > MIXED_BLOCKS:
+        return np.ones((1, 1))
+    angles = 2 * np.pi / count * np.outer(np.arange(count), np.arange(count))
+    return np.asarray((np.cos(angles) + np.sin(angles)) / math.sqrt(count))
+
+
+def signs(width: int) -> NDArray[np.float32]:
+    """+1 and -1. Rows of one sign, as a mean that all tokens share, would meet in one value of the transform: they go
+    before it. Raw bits of PCG64, whose stream numpy promises to keep."""
+    bits = np.random.PCG64(_SEED).random_raw(width) & 1
+    return 1 - 2 * bits.astype(np.float32)
 
 
 def _along_columns(values: Array, transform: Callable[[Array], None], threads: int) -> Array:
@@ -99,27 +112,15 @@ def _hadamard(x: Array, block: int) -> None:
 
 def _rotate(x: Array) -> None:
     """Axis 0, in place."""
-    width = len(x)
-    block = block_len(width)
-    x *= _signs(width).astype(x.dtype)[:, None]
-    _hadamard(x, block)
-    if block < width:
-        _mix_blocks(x.reshape(width // block, -1))
+    _hadamard(x, block_len(len(x)))
+    factors = mixing(len(x)).astype(x.dtype)
+    if len(factors) > 1:
+        _mix_blocks(x.reshape(len(factors), -1), factors)
 
 
-def _mix_blocks(blocks: Array) -> None:
-    """The Hartley transform of axis 0: cos + sin of every angle, which is orthogonal and its own inverse."""
-    count = len(blocks)
-    angles = 2 * np.pi / count * np.outer(np.arange(count), np.arange(count))
-    factors = ((np.cos(angles) + np.sin(angles)) / math.sqrt(count)).astype(blocks.dtype)
+def _mix_blocks(blocks: Array, factors: Array) -> None:
     sources = blocks.copy()
-    for i in range(count):
+    for i in range(len(factors)):
         np.multiply(sources[0], factors[i, 0], out=blocks[i])
-        for j in range(1, count):
+        for j in range(1, len(factors)):
             blocks[i] += sources[j] * factors[i, j]
-
-
-def _signs(width: int) -> NDArray[np.int8]:
-    """Raw bits of PCG64, whose stream numpy promises to keep."""
-    bits = np.random.PCG64(_SEED).random_raw(width) & 1
-    return (1 - 2 * bits.astype(np.int8)).astype(np.int8)
