@@ -142,26 +142,47 @@ static inline Vec butterflies_within(Vec x) {
   return fma(x, load(signs), swap_lanes<kHalf>(x));  // exact but for the one addition
 }
 
+// kRadix vectors, `stride` values apart, through the stages that stay among them; before, where they are neighbours,
+// through those within each. So a row passes its registers a third as often as there are stages.
+template <int kRadix>
+static inline void hadamard_pass(float* x, int length, int stride, float scale) {
+  const bool neighbours = stride == kLanes;
+  for (int begin = 0; begin < length; begin += kRadix * stride)
+    for (int i = begin; i < begin + stride; i += kLanes) {
+      Vec v[kRadix];
+      for (int j = 0; j < kRadix; ++j) v[j] = load(x + i + j * stride);
+      if (neighbours)
+        for (int j = 0; j < kRadix; ++j)
+          v[j] = butterflies_within<8>(butterflies_within<4>(butterflies_within<2>(butterflies_within<1>(v[j]))));
+      for (int half = 1; half < kRadix; half *= 2)
+        for (int j = 0; j < kRadix; ++j)
+          if (!(j & half)) {
+            const Vec a = v[j], b = v[j + half];
+            v[j] = add(a, b);
+            v[j + half] = sub(a, b);
+          }
+      for (int j = 0; j < kRadix; ++j) store(x + i + j * stride, mul(v[j], broadcast(scale)));
+    }
+}
+
 // In place, neighbours first.
 static inline void hadamard(float* x, int length) {
+  const float scale = 1.0f / std::sqrt(static_cast<float>(length));
   if (length < kLanes) {
     for (int half = 1; half < length; half *= 2) scalar_butterflies(x, length, half);
-  } else {
-    for (int i = 0; i < length; i += kLanes)
-      store(x + i, butterflies_within<8>(
-                       butterflies_within<4>(butterflies_within<2>(butterflies_within<1>(load(x + i))))));
+    for (int i = 0; i < length; ++i) x[i] *= scale;
+    return;
   }
-  for (int half = kLanes; half < length; half *= 2)
-    for (int begin = 0; begin < length; begin += 2 * half)
-      for (int i = begin; i < begin + half; i += kLanes) {
-        const Vec a = load(x + i), b = load(x + i + half);
-        store(x + i, add(a, b));
-        store(x + i + half, sub(a, b));
-      }
-  const float scale = 1.0f / std::sqrt(static_cast<float>(length));
-  int i = 0;
-  for (; i + kLanes <= length; i += kLanes) store(x + i, mul(load(x + i), broadcast(scale)));
-  for (; i < length; ++i) x[i] *= scale;
+  int stride = kLanes;
+  do {
+    const int radix = length / stride < 8 ? length / stride : 8;
+    const auto pass = radix == 8   ? hadamard_pass<8>
+                      : radix == 4 ? hadamard_pass<4>
+                      : radix == 2 ? hadamard_pass<2>
+                                   : hadamard_pass<1>;
+    pass(x, length, stride, stride * radix == length ? scale : 1.0f);
+    stride *= radix;
+  } while (stride < length);
 }
 
 // 16 values, zeros where fewer are left.
@@ -179,10 +200,13 @@ static inline void store_left(float* x, Vec values, int left) {
   std::memcpy(x, padded, sizeof(float) * left);
 }
 
-// Across `count` blocks: block i becomes the sum of factors[i][j] * block j, by ascending j.
-static inline void mix_blocks(float* x, int length, int count, const float* factors) {
+// Across blocks: block i becomes the sum of factors[i][j] * block j, by ascending j. A count known when compiling keeps
+// the blocks in registers.
+template <int kCount>
+static inline void mix_blocks(float* x, int length, int any_count, const float* factors) {
+  const int count = kCount ? kCount : any_count;
   for (int at = 0; at < length; at += kLanes) {
-    Vec blocks[kMaxMixedBlocks];
+    Vec blocks[kCount ? kCount : kMaxMixedBlocks];
     for (int j = 0; j < count; ++j) blocks[j] = load_left(x + j * length + at, length - at);
     for (int i = 0; i < count; ++i) {
       const float* of_block = factors + i * count;
@@ -193,16 +217,26 @@ static inline void mix_blocks(float* x, int length, int count, const float* fact
   }
 }
 
-// `count` values to `group` codes, the rest of them 0.
+// `count` values to `group` codes, the rest of them 0. In a long group, several chains of maxima and sums spare each the
+// wait for the one before.
+template <int kChains>
 static inline void quantize_group(const float* x, int count, int group, int8_t* codes, float* scale, int32_t* sum) {
-  Vec largest_of = zero(), not_finite = zero();
-  for (int i = 0; i < count; i += kLanes) {
-    const Vec values = load_left(x + i, count - i);
-    largest_of = max(largest_of, max(values, sub(zero(), values)));
-    not_finite = add(not_finite, sub(values, values));  // NaN from NaN or an infinity
+  Vec largest_of[kChains], not_finite[kChains];
+  for (int c = 0; c < kChains; ++c) largest_of[c] = not_finite[c] = zero();
+  const auto see = [&](Vec values, int c) {
+    largest_of[c] = max(largest_of[c], max(values, sub(zero(), values)));
+    not_finite[c] = fma(values, zero(), not_finite[c]);  // NaN from NaN or an infinity
+  };
+  int i = 0;
+  for (; i + kChains * kLanes <= count; i += kChains * kLanes)
+    for (int c = 0; c < kChains; ++c) see(load(x + i + c * kLanes), c);
+  for (; i < count; i += kLanes) see(load_left(x + i, count - i), 0);
+  for (int c = 1; c < kChains; ++c) {
+    largest_of[0] = max(largest_of[0], largest_of[c]);
+    not_finite[0] = add(not_finite[0], not_finite[c]);
   }
-  const float largest = reduce_max(largest_of);
-  const bool finite = reduce_add(not_finite) == 0;
+  const float largest = reduce_max(largest_of[0]);
+  const bool finite = reduce_add(not_finite[0]) == 0;
   *sum = 0;
   *scale = !finite ? __builtin_nanf("") : largest < kSmallestQuantized ? 0.0f : largest / 127.0f;
   if (!finite || largest < kSmallestQuantized) {
@@ -211,13 +245,23 @@ static inline void quantize_group(const float* x, int count, int group, int8_t* 
   }
   const Vec inverse = broadcast(127.0f / largest);
   const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, ties to even
-  Vec sum_of = zero();                       // integers below 2^24: exact in any order
-  for (int i = 0; i < group; i += kLanes) {
-    const Vec code = sub(add(mul(load_left(x + i, count - i), inverse), magic), magic);
-    store_codes(codes + i, code);
-    sum_of = add(sum_of, code);
-  }
-  *sum = static_cast<int32_t>(reduce_add(sum_of));
+  Vec sum_of[kChains];                       // integers below 2^24: exact in any order
+  for (int c = 0; c < kChains; ++c) sum_of[c] = zero();
+  const auto quantize = [&](Vec values, int at, int c) {
+    const Vec code = sub(add(mul(values, inverse), magic), magic);
+    store_codes(codes + at, code);
+    sum_of[c] = add(sum_of[c], code);
+  };
+  for (i = 0; i + kChains * kLanes <= count; i += kChains * kLanes)
+    for (int c = 0; c < kChains; ++c) quantize(load(x + i + c * kLanes), i + c * kLanes, c);
+  for (; i < group; i += kLanes) quantize(load_left(x + i, count - i), i, 0);
+  for (int c = 1; c < kChains; ++c) sum_of[0] = add(sum_of[0], sum_of[c]);
+  *sum = static_cast<int32_t>(reduce_add(sum_of[0]));
+}
+
+static inline void quantize_group(const float* x, int count, int group, int8_t* codes, float* scale, int32_t* sum) {
+  constexpr int kLong = 256;
+  (group < kLong ? quantize_group<1> : quantize_group<4>)(x, count, group, codes, scale, sum);
 }
 
 static inline void sum_parts(const int8_t* codes, PartSums* sums) {
@@ -236,7 +280,10 @@ static void quantize(const QuantizeArgs& a, int row_begin, int row_end) {
     float* x = a.input + row * a.input_stride;
     if (a.hadamard > 1)
       for (int begin = 0; begin < a.width; begin += a.hadamard) hadamard(x + begin, a.hadamard);
-    if (a.mixing) mix_blocks(x, a.hadamard, a.width / a.hadamard, a.mixing);
+    if (a.mixing) {
+      const int count = a.width / a.hadamard;
+      (count == 3 ? mix_blocks<3> : mix_blocks<0>)(x, a.hadamard, count, a.mixing);
+    }
     for (int g = 0; g < a.num_groups; ++g) {
       const int begin = g * a.group, left = a.width - begin, count = left < 0 ? 0 : left < a.group ? left : a.group;
       const size_t of_row = static_cast<size_t>(row) * a.num_groups + g;
