@@ -2,7 +2,8 @@
 //
 // Up to 32 queries, two pages of a block or two tiles of the head dimension share four accumulators; K and V stand in
 // the pages as the tiles that they are, and are read past the L1 cache, which they would empty of everything that is
-// read again. Head sizes that are no multiple of 32 go by Vec.
+// read again. Up to 16 queries, as in decode, do so little with a page that memory binds: they ask for what comes next.
+// Head sizes that are no multiple of 32 go by Vec.
 #pragma once
 #include <immintrin.h>
 
@@ -57,7 +58,9 @@ struct ByTiles {
     Sums pending;
     const auto expect_nothing = [&](Block<uint16_t>& next) { pending = {next.scores[0], sizeof(next.scores[0])}; };
     expect_nothing(blocks[1]);
-    score<kTwoTiles>(o, blocks[0], block_of(split, split.begin), pending, [] {});
+    if constexpr (!kTwoTiles)
+      for (int d = 0; d < o.a.head_dim; d += kBf16Tile) prefetch_step(o.keys(split.begin), d);
+    score<kTwoTiles>(o, blocks[0], block_of(split, split.begin), split.end, pending, [] {});
     store_sums<kTwoTiles>(pending);
     expect_nothing(blocks[1]);
     for (int key = split.begin, i = 0; key < split.end; key += kBlockKeys, i = 1 - i) {
@@ -68,26 +71,30 @@ struct ByTiles {
       const int steps = (next.num_pages() + before.num_pages()) * o.a.head_dim / kBf16Tile;
       const int rows = steps > 0 ? (num_queries + steps - 1) / steps : 0;
       const auto between = [&] { softmax.weigh(rows); };
-      score<kTwoTiles>(o, other, next, pending, between);
-      add<kTwoTiles>(o, other, state, before, pending, between);
+      score<kTwoTiles>(o, other, next, split.end, pending, between);
+      add<kTwoTiles>(o, other, state, before, split.end, pending, between);
       softmax.weigh(num_queries);
       if (rose || key == split.begin) {
         store_sums<kTwoTiles>(pending);
         expect_nothing(block);
         if (rose) softmax.shrink_output();
       }
-      if (key + kBlockKeys >= split.end) add<kTwoTiles>(o, block, state, block_of(split, key), pending, [] {});
+      if (key + kBlockKeys >= split.end)
+        add<kTwoTiles>(o, block, state, block_of(split, key), split.end, pending, [] {});
     }
     store_sums<kTwoTiles>(pending);
   }
 
   template <bool kTwoTiles, class Between>
-  static inline void score(const Inputs& o, Block<uint16_t>& b, Keys keys, Sums& pending, const Between& between) {
+  static inline void score(const Inputs& o, Block<uint16_t>& b, Keys keys, int split_end, Sums& pending,
+                           const Between& between) {
     const int head_dim = o.a.head_dim;
     const uint16_t* queries = o.query(0);
     for (int key = keys.begin; key < keys.end; key += kPageSize) {
       const uint16_t *keys0 = o.keys(key), *keys1 = o.keys(key + kLanes);
       for (int d = 0; d < head_dim; d += kBf16Tile) {
+        if constexpr (!kTwoTiles)
+          if (key + kPageSize < split_end) prefetch_step(o.keys(key + kPageSize), d);
         step<kTwoTiles>(queries + d, head_dim, keys0 + d * kLanes, keys1 + d * kLanes, [&]<int kTile>() {
           if (d > 0) return;
           store_sum<kTile>(pending);
@@ -101,11 +108,18 @@ struct ByTiles {
 
   template <bool kTwoTiles, class Between>
   static inline void add(const Inputs& o, const Block<uint16_t>& b, const AttentionState& state, Keys keys,
-                         Sums& pending, const Between& between) {
+                         int split_end, Sums& pending, const Between& between) {
     if (keys.begin == keys.end) return;
     for (int d = 0; d < state.padded_dim; d += 2 * kLanes) {
       const Sums out{state.row(0) + d, state.padded_dim * sizeof(float)};
       for (int key = keys.begin; key < keys.end; key += kPageSize) {
+        if constexpr (!kTwoTiles) {
+          if (d + 2 * kLanes < state.padded_dim) {
+            prefetch_step(o.values(key, 0), d + 2 * kLanes);
+          } else if (key + kBlockKeys < split_end) {
+            prefetch_step(o.values(key + kBlockKeys, 0), 0);
+          }
+        }
         step<kTwoTiles>(b.weights[0] + key - keys.begin, kBlockKeys, o.values(key, d), o.values(key, d + kLanes),
                         [&]<int kTile>() {
                           if (key > keys.begin) return;
@@ -116,6 +130,12 @@ struct ByTiles {
       }
       pending = out;
     }
+  }
+
+  // The lines of 32 dimensions of a page of K or V, as many as a step reads.
+  static inline void prefetch_step(const uint16_t* page, int dim) {
+    constexpr int kLine = 64 / sizeof(uint16_t), kIntoL2 = 2;  // which waits for more lines at a time than the L1 cache
+    for (int i = 0; i < kBf16Tile * kPageSize; i += kLine) __builtin_prefetch(page + dim * kPageSize + i, 0, kIntoL2);
   }
 
   // Adds products to the sums. `begin<tile>` may put another sum in its place first; the one before is stored no sooner
