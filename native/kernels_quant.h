@@ -217,8 +217,8 @@ static inline void mix_blocks(float* x, int length, int any_count, const float* 
   }
 }
 
-// `count` values to `group` codes, the rest of them 0. In a long group, several chains of maxima and sums spare each the
-// wait for the one before.
+// `count` values to `group` codes, the rest of them 0. In a long group, several chains of maxima and sums spare each
+// the wait for the one before.
 template <int kChains>
 static inline void quantize_group(const float* x, int count, int group, int8_t* codes, float* scale, int32_t* sum) {
   Vec largest_of[kChains], not_finite[kChains];

@@ -2,6 +2,7 @@
 // k and v stored in the sequence's page.
 #pragma once
 #include <cstring>
+#include <type_traits>
 
 #include "bf16.h"
 #include "kernels.h"
@@ -32,12 +33,11 @@ struct PagesInt8 {
 };
 
 // Whole vectors of a head as elements or queries; returns the scale of int8.
-static inline float convert_head(const float* head, int head_dim, float* to) {
-  for (int i = 0; i < head_dim; i += kLanes) store(to + i, load(head + i));
-  return 0;
-}
-static inline float convert_head(const float* head, int head_dim, uint16_t* to) {
-  for (int i = 0; i < head_dim; i += kLanes) store_rounded(to + i, load(head + i));
+static inline void convert_vector(Vec x, float* to) { store(to, x); }
+static inline void convert_vector(Vec x, uint16_t* to) { store_rounded(to, x); }
+template <class To>
+static inline float convert_head(const float* head, int head_dim, To* to) {
+  for (int i = 0; i < head_dim; i += kLanes) convert_vector(load(head + i), to + i);
   return 0;
 }
 static inline float convert_head(const float* head, int head_dim, int8_t* to) {
@@ -47,10 +47,9 @@ static inline float convert_head(const float* head, int head_dim, int8_t* to) {
   return scale;
 }
 
+// Of a head with zeros up to whole vectors.
 static inline void norm_head(float* head, const float* weight, int head_dim, float eps) {
-  const int padded = padded_head_dim(head_dim);
-  for (int i = head_dim; i < padded; ++i) head[i] = 0.0f;
-  norm({head, 0, weight, head, 0, head_dim, padded, eps, Format::kF32}, 0, 1);
+  norm({head, 0, weight, head, 0, head_dim, padded_head_dim(head_dim), eps, Format::kF32}, 0, 1);
 }
 
 // Pairs are (i, i + half). Fused explicitly: what the compiler would contract may differ between ISA paths.
@@ -88,6 +87,34 @@ static inline void store_value(char* values, int offset, const Element* v, float
   if constexpr (Pages::kHasScales) int8_scales(values, padded_head_dim(head_dim))[offset] = scale;
 }
 
+// `count` keys or values from slot `offset` on: 16 from a multiple of 16, or one.
+template <class Pages, class Element = typename Pages::Element>
+static inline void store_keys(char* keys, int offset, int count, const Element (*rows)[kMaxHeadDim],
+                              const float* scales, int head_dim) {
+  constexpr int kWords = 4 * kLanes / sizeof(Element);  // elements in 16 words
+  if (count == 1 || head_dim % kWords) {
+    for (int i = 0; i < count; ++i) store_key<Pages>(keys, offset + i, rows[i], scales[i], head_dim);
+    return;
+  }
+  Element* to = reinterpret_cast<Element*>(keys) + offset * head_dim;
+  for (int d = 0; d < head_dim; d += kWords) transpose_words(rows[0] + d, sizeof rows[0], to + d * kLanes);
+  if constexpr (Pages::kHasScales) std::memcpy(int8_scales(keys, head_dim) + offset, scales, sizeof(float) * kLanes);
+}
+template <class Pages, class Element = typename Pages::Element>
+static inline void store_values(char* values, int offset, int count, const Element (*rows)[kMaxHeadDim],
+                                const float* scales, int head_dim) {
+  constexpr int kStep = Pages::kStep;
+  if (count == 1 || head_dim % kLanes) {
+    for (int i = 0; i < count; ++i) store_value<Pages>(values, offset + i, rows[i], scales[i], head_dim);
+    return;
+  }
+  for (int row = 0; row < kLanes; row += kStep) {
+    Element* to = reinterpret_cast<Element*>(values) + (offset + row) * kLanes;
+    for (int d = 0; d < head_dim; d += kLanes, to += kLanes * kPageSize) interleave(rows[row] + d, kMaxHeadDim, to);
+  }
+  if constexpr (Pages::kHasScales) std::memcpy(int8_scales(values, head_dim) + offset, scales, sizeof(float) * kLanes);
+}
+
 // Clears what another sequence left behind: a masked weight of 0 times a stale NaN is NaN.
 template <class Pages>
 static inline void clear_slots(const KvLayer& kv, int page, int kv_head, int from, int head_dim) {
@@ -104,44 +131,109 @@ static inline void clear_slots(const KvLayer& kv, int page, int kv_head, int fro
   }
 }
 
-// Rows of one page come in one call, in order.
+// A head of whole vectors, normalized and rotated in registers: the same operations as norm_head and rotate_head.
+template <class To>
+static inline void prepare_vectors(const RopeArgs& a, const float* from, const float* norm_weight, const float* cos,
+                                   To* to) {
+  const int half = a.head_dim / 2;
+  const float* sin = cos + a.rotation_stride;
+  const Vec inverse = norm_weight ? inverse_root_mean_square(from, a.head_dim, a.head_dim, a.eps) : zero();
+  for (int i = 0; i < half; i += kLanes) {
+    Vec first = load(from + i), second = load(from + i + half);
+    if (norm_weight) {
+      first = mul(mul(first, inverse), load(norm_weight + i));
+      second = mul(mul(second, inverse), load(norm_weight + i + half));
+    }
+    const Vec c = load(cos + i), s = load(sin + i);
+    const Vec rotated = fma(first, c, sub(zero(), mul(second, s))), other = fma(second, c, mul(first, s));
+    convert_vector(rotated, to + i);
+    convert_vector(other, to + i + half);
+  }
+}
+
+// One head, normalized where there are weights and rotated where there are angles, as elements or queries with zeros up
+// to whole vectors. Returns the scale of int8.
+template <class To>
+static inline float prepare(const RopeArgs& a, const float* from, const float* norm_weight, const float* cos, To* to) {
+  const bool in_vectors = a.head_dim % (2 * kLanes) == 0;
+  if constexpr (!std::is_same_v<To, int8_t>) {
+    if (in_vectors && cos) {
+      prepare_vectors(a, from, norm_weight, cos, to);
+      return 0;
+    }
+  }
+  if (in_vectors && !norm_weight && !cos) return convert_head(from, a.head_dim, to);
+  alignas(64) float head[kMaxHeadDim];
+  if (in_vectors && cos) {
+    prepare_vectors(a, from, norm_weight, cos, head);
+    return convert_head(head, a.head_dim, to);
+  }
+  for (int i = 0; i < a.head_dim; i += kLanes) store(head + i, load_left(from + i, a.head_dim - i));
+  if (norm_weight) norm_head(head, norm_weight, a.head_dim, a.eps);
+  if (cos) rotate_head(head, cos, cos + a.rotation_stride, a.head_dim / 2);
+  return convert_head(head, a.head_dim, to);
+}
+
+template <class Pages>
+static inline void rope_queries(const RopeArgs& a, int row) {
+  using Query = typename Pages::Query;
+  alignas(64) Query query[kMaxHeadDim];
+  const int group = a.num_heads / a.kv.num_kv_heads;
+  const bool whole = a.head_dim % kLanes == 0;
+  const float* from = a.qkv + row * a.qkv_stride;
+  const float* cos = a.rotations + a.positions[row] * 2 * a.rotation_stride;
+  for (int h = 0; h < a.kv.num_kv_heads; ++h) {
+    Query* q = static_cast<Query*>(a.q) + h * a.q_head_stride + static_cast<size_t>(row) * group * a.head_dim;
+    for (int i = 0; i < group; ++i, from += a.head_dim, q += a.head_dim) {
+      prepare(a, from, a.q_norm, cos, whole ? q : query);
+      if (!whole) std::memcpy(q, query, sizeof(Query) * a.head_dim);
+    }
+  }
+}
+
+static inline void prefetch_head(const float* head, int head_dim) {
+  for (int i = 0; i < head_dim; i += kLanes) __builtin_prefetch(head + i);
+}
+
+// The keys and values of one head and of rows whose slots follow each other in one page: one head after another, as
+// their part of a page stays in the L1 cache.
+template <class Pages>
+static void store_rows(const RopeArgs& a, int h, int row_begin, int row_end) {
+  using Element = typename Pages::Element;
+  alignas(64) Element elements[kLanes][kMaxHeadDim];
+  float scales[kLanes];
+  const int page = a.slots[row_begin] / kPageSize, begin = a.slots[row_begin] % kPageSize;
+  char *keys = a.kv.k_at(page, h), *values = a.kv.v_at(page, h);
+  const bool overwritten = row_end - row_begin == kPageSize && a.head_dim % kLanes == 0;
+  if (a.clears[row_begin] && !overwritten) clear_slots<Pages>(a.kv, page, h, begin, a.head_dim);
+  const size_t from_head = (a.num_heads + h) * static_cast<size_t>(a.head_dim);
+  const size_t to_values = a.kv.num_kv_heads * static_cast<size_t>(a.head_dim);
+  for (int row = row_begin, count; row < row_end; row += count) {
+    const int offset = begin + row - row_begin;
+    count = offset % kLanes == 0 && row_end - row >= kLanes ? kLanes : 1;
+    for (int i = 0; i < count; ++i) {
+      const float* cos = a.rotations + a.positions[row + i] * 2 * a.rotation_stride;
+      const float* from = a.qkv + (row + i) * a.qkv_stride + from_head;
+      prefetch_head(from + to_values, a.head_dim);
+      scales[i] = prepare(a, from, a.k_norm, cos, elements[i]);
+    }
+    store_keys<Pages>(keys, offset, count, elements, scales, a.head_dim);
+    for (int i = 0; i < count; ++i) {
+      const float* from = a.qkv + (row + i) * a.qkv_stride + from_head;
+      prefetch_head(from + a.head_dim, a.head_dim);  // the next head's key
+      scales[i] = prepare(a, from + to_values, nullptr, nullptr, elements[i]);
+    }
+    store_values<Pages>(values, offset, count, elements, scales, a.head_dim);
+  }
+}
+
 template <class Pages>
 static void rope(const RopeArgs& a, int row_begin, int row_end) {
-  using Query = typename Pages::Query;
-  const int half = a.head_dim / 2, group = a.num_heads / a.kv.num_kv_heads;
-  const size_t kv_width = static_cast<size_t>(a.kv.num_kv_heads) * a.head_dim;
-  alignas(64) float head[kMaxHeadDim] = {};
-  alignas(64) Query query[kMaxHeadDim];
-  alignas(64) typename Pages::Element converted[kMaxHeadDim];
-  const int whole = a.head_dim / kLanes * kLanes;
-  // leaves one head in `head`, normalized and rotated
-  const auto prepare = [&](const float* from, const float* norm_weight, const float* cos) {
-    for (int i = 0; i < whole; i += kLanes) store(head + i, load(from + i));
-    for (int i = whole; i < a.head_dim; ++i) head[i] = from[i];
-    if (norm_weight) norm_head(head, norm_weight, a.head_dim, a.eps);
-    if (cos) rotate_head(head, cos, cos + a.rotation_stride, half);
-  };
-  for (int row = row_begin; row < row_end; ++row) {
-    const float* from = a.qkv + row * a.qkv_stride;
-    const float* cos = a.rotations + a.positions[row] * 2 * a.rotation_stride;
-    for (int h = 0; h < a.kv.num_kv_heads; ++h) {
-      Query* q = static_cast<Query*>(a.q) + h * a.q_head_stride + static_cast<size_t>(row) * group * a.head_dim;
-      for (int i = 0; i < group; ++i, from += a.head_dim, q += a.head_dim) {
-        prepare(from, a.q_norm, cos);
-        convert_head(head, a.head_dim, whole == a.head_dim ? q : query);
-        if (whole < a.head_dim) std::memcpy(q, query, sizeof(Query) * a.head_dim);
-      }
-    }
-    const int page = a.slots[row] / kPageSize, offset = a.slots[row] % kPageSize;
-    for (int h = 0; h < a.kv.num_kv_heads; ++h, from += a.head_dim) {
-      if (a.clears[row]) clear_slots<Pages>(a.kv, page, h, offset, a.head_dim);
-      prepare(from, a.k_norm, cos);
-      float scale = convert_head(head, a.head_dim, converted);
-      store_key<Pages>(a.kv.k_at(page, h), offset, converted, scale, a.head_dim);
-      prepare(from + kv_width, nullptr, nullptr);
-      scale = convert_head(head, a.head_dim, converted);
-      store_value<Pages>(a.kv.v_at(page, h), offset, converted, scale, a.head_dim);
-    }
+  for (int begin = row_begin, end; begin < row_end; begin = end) {
+    end = begin + 1;
+    while (end < row_end && a.slots[end] == a.slots[end - 1] + 1 && a.slots[end] % kPageSize) ++end;
+    for (int row = begin; row < end; ++row) rope_queries<Pages>(a, row);
+    for (int h = 0; h < a.kv.num_kv_heads; ++h) store_rows<Pages>(a, h, begin, end);
   }
 }
 

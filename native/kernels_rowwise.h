@@ -51,15 +51,20 @@ static inline void store_as(Format format, void* matrix, size_t at, Vec y) {
   }
 }
 
+// 1 / the root of the mean square, in all lanes.
+static inline Vec inverse_root_mean_square(const float* in, int width, int padded_width, float eps) {
+  Vec sum = zero();
+  for (int i = 0; i < padded_width; i += kLanes) {
+    const Vec x = load(in + i);
+    sum = fma(x, x, sum);
+  }
+  return broadcast(1.0f / std::sqrt(reduce_add(sum) / static_cast<float>(width) + eps));
+}
+
 static void norm(const NormArgs& a, int row_begin, int row_end) {
   for (int row = row_begin; row < row_end; ++row) {
     const float* in = a.input + row * a.input_stride;
-    Vec sum = zero();
-    for (int i = 0; i < a.padded_width; i += kLanes) {
-      const Vec x = load(in + i);
-      sum = fma(x, x, sum);
-    }
-    const Vec inverse = broadcast(1.0f / std::sqrt(reduce_add(sum) / static_cast<float>(a.width) + a.eps));
+    const Vec inverse = inverse_root_mean_square(in, a.width, a.padded_width, a.eps);
     for (int i = 0; i < a.padded_width; i += kLanes) {
       store_as(a.out_format, a.out, row * a.out_stride + i, mul(mul(load(in + i), inverse), load(a.weight + i)));
     }

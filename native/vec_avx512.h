@@ -107,6 +107,48 @@ static inline Vec swap_lanes(Vec x) {
   if constexpr (kHalf == 8) return {_mm512_shuffle_f32x4(x.v, x.v, 0b01001110)};
 }
 
+static inline void transpose_words(const void* from, size_t stride, void* to) {
+  __m512i rows[16], pairs[16], fours[16];
+  for (int i = 0; i < 16; ++i) rows[i] = _mm512_loadu_si512(static_cast<const char*>(from) + i * stride);
+  for (int i = 0; i < 16; i += 2) {
+    pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      fours[i + 2 * j] = _mm512_unpacklo_epi64(pairs[i + j], pairs[i + 2 + j]);
+      fours[i + 2 * j + 1] = _mm512_unpackhi_epi64(pairs[i + j], pairs[i + 2 + j]);
+    }
+  // fours[4 a + j]: words j, 4 + j, 8 + j, 12 + j of rows 4 a .. 4 a + 3
+  for (int j = 0; j < 4; ++j) {
+    const __m512i a = _mm512_shuffle_i32x4(fours[j], fours[4 + j], 0x88);
+    const __m512i b = _mm512_shuffle_i32x4(fours[j], fours[4 + j], 0xDD);
+    const __m512i c = _mm512_shuffle_i32x4(fours[8 + j], fours[12 + j], 0x88);
+    const __m512i d = _mm512_shuffle_i32x4(fours[8 + j], fours[12 + j], 0xDD);
+    char* at = static_cast<char*>(to) + 64 * j;
+    _mm512_storeu_si512(at, _mm512_shuffle_i32x4(a, c, 0x88));
+    _mm512_storeu_si512(at + 64 * 8, _mm512_shuffle_i32x4(a, c, 0xDD));
+    _mm512_storeu_si512(at + 64 * 4, _mm512_shuffle_i32x4(b, d, 0x88));
+    _mm512_storeu_si512(at + 64 * 12, _mm512_shuffle_i32x4(b, d, 0xDD));
+  }
+}
+
+static inline void interleave(const float* row, int, float* to) { store(to, load(row)); }
+static inline void interleave(const uint16_t* rows, int stride, uint16_t* to) {
+  const auto row = [&](int i) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows + i * stride)));
+  };
+  _mm512_storeu_si512(to, _mm512_or_si512(row(0), _mm512_slli_epi32(row(1), 16)));
+}
+static inline void interleave(const int8_t* rows, int stride, int8_t* to) {
+  const auto row = [&](int i) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + i * stride)));
+  };
+  const __m512i low = _mm512_or_si512(row(0), _mm512_slli_epi32(row(1), 8));
+  const __m512i high = _mm512_or_si512(_mm512_slli_epi32(row(2), 16), _mm512_slli_epi32(row(3), 24));
+  _mm512_storeu_si512(to, _mm512_or_si512(low, high));
+}
+
 static inline void store_codes(int8_t* p, Vec integers) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(integers.v)));
 }
