@@ -159,3 +159,15 @@ def test_every_job_runs_once(durations: list[float], workers: int) -> None:
         run(main())
         assert len(served.started) == len(durations)
         assert served.most <= workers
+
+
+def test_a_timer_that_rings_early_sends_nothing_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep, served = asyncio.sleep, Served()
+    monkeypatch.setattr("ridgeline.measure.load.asyncio.sleep", lambda wait: sleep(wait - min(0.001, wait / 2)))
+
+    async def main() -> None:
+        start = now()
+        await open_loop([served.job(0.0)] * 3, [start + 0.25, start + 0.5, start + 0.5], clock=clock())
+
+    run(main())
+    assert all(began >= asked for began, asked in zip(served.started, served.scheduled, strict=True))

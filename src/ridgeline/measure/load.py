@@ -43,7 +43,7 @@ async def open_loop(jobs: Iterable[Job], times: Sequence[float], *, clock: Clock
     """Job i at `times[i]` of the clock, ascending; returns when all have ended."""
     async with asyncio.TaskGroup() as group:
         for job, time in zip(jobs, times, strict=False):
-            if (wait := time - clock()) > 0:
+            while (wait := time - clock()) > 0:  # a timer may ring a millisecond early: nobody is served before he asks
                 await asyncio.sleep(wait)
             group.create_task(_awaited(job, time))
 
