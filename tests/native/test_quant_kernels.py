@@ -1,4 +1,6 @@
-"""8-bit activations times 8- and 4-bit weights: every ISA path against slow twins, over all groupings."""
+"""8-bit activations times 8- and 4-bit weights: every ISA path against slow twins, over all groupings.
+
+One file, long as it is: one and two levels of scales, plain and rotated inputs share their makers of operands."""
 
 from dataclasses import dataclass, replace
 

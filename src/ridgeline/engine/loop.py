@@ -8,6 +8,8 @@ for Python. All state belongs to the thread that steps. Other threads call `subm
 
 A failing step fails the requests in it, a row that is not finite fails its request, a sink that raises aborts its own;
 nothing of that reaches others or stops the loop.
+
+Long, since what it guards is the order of all this, and that is read in one piece.
 """
 
 from __future__ import annotations
