@@ -36,6 +36,7 @@ class ModelConfig:
     max_step_tokens: int = 2048  # rows of the executor's buffers
     packed_file: bool = True  # keep the packed weights in a file, which the next start maps
     packed_dir: str | None = None  # where; None: in the user's cache directory
+    packed_disk: int | None = None  # bytes that all packed files there may take; None: 50 GB
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @contextmanager
-def runtime(model: str, directory: Path, progress: Any = None, **options: Any) -> Iterator[ModelRuntime]:
-    settings = {"dtype": "fp32", "packed_dir": str(directory), "kv_memory": 1_000_000, "threads": 2} | options
+def runtime(model: str, directory: Path | None, progress: Any = None, **options: Any) -> Iterator[ModelRuntime]:
+    place = None if directory is None else str(directory)
+    settings = {"dtype": "fp32", "packed_dir": place, "kv_memory": 1_000_000, "threads": 2} | options
     loaded = load_runtime(model, ModelConfig(**settings), progress=progress)
     try:
         yield loaded
@@ -176,9 +177,34 @@ def test_two_processes_that_start_together(model: str, tmp_path: Path) -> None:
     assert only_file(tmp_path).suffix == ".ridge"
 
 
+def test_old_files_make_room_for_new_ones_and_that_is_told(model: str, tmp_path: Path) -> None:
+    outcome(model, tmp_path)
+    old = only_file(tmp_path)
+    bound = old.stat().st_size
+    logits, notices = outcome(model, tmp_path, dtype="bf16", packed_disk=bound)
+    deleted, kept = notices
+    assert old.name in deleted
+    assert "--packed-disk" in deleted
+    assert only_file(tmp_path).name in kept
+    assert old.name not in os.listdir(tmp_path)
+    np.testing.assert_array_equal(logits, outcome(model, tmp_path, dtype="bf16", packed_disk=bound)[0])
+
+
+def test_a_file_above_the_bound_is_not_kept_and_costs_no_other(model: str, tmp_path: Path) -> None:
+    outcome(model, tmp_path, dtype="bf16")
+    kept = only_file(tmp_path)
+    expected, _ = outcome(model, tmp_path, packed_file=False, packed_dir=None)
+    logits, [notice] = outcome(model, tmp_path, packed_disk=kept.stat().st_size)
+    assert "stay in memory, and the next start packs again: --packed-disk allows" in notice
+    assert only_file(tmp_path) == kept
+    np.testing.assert_array_equal(logits, expected)
+
+
 @pytest.mark.parametrize("options", [{"packed_file": False}, {"executor": "torch"}])
 def test_a_place_for_a_file_that_nobody_wants_is_refused(model: str, tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="packed_dir"), runtime(model, tmp_path, **options):
+        pass
+    with pytest.raises(ConfigError, match="packed_disk"), runtime(model, None, packed_disk=1, **options):
         pass
 
 

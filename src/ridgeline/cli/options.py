@@ -139,6 +139,15 @@ MODEL_OPTIONS: Group = {
         _model(str | None, "--packed-dir", "Where packed weights are kept; in the user's cache unless given."),
         ModelConfig.packed_dir,
     ),
+    "packed_disk": (
+        _model(
+            int | None,
+            "--packed-disk",
+            "The most that packed files may take there, the longest unused are deleted; 50GB unless given.",
+            **_BYTES,
+        ),
+        ModelConfig.packed_disk,
+    ),
 }
 
 

@@ -12,12 +12,14 @@ first decode step does, and brings into memory what that step needs.
    48  per section: bytes, checksum (8 each); zeros up to a page
 
 Numbers are little-endian; each section begins at a whole page. A file is written under another name and renamed, so
-it is whole or not there, and never written in place afterwards, so a mapped one does not change.
+it is whole or not there, and never written in place afterwards, so a mapped one does not change. Its modification time
+does: it tells when a start last mapped it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import mmap
@@ -41,6 +43,8 @@ MAGIC = b"RIDGEPK1"
 IDENTITY_BYTES = 32
 ALIGNMENT = 4096
 SUFFIX = ".ridge"
+UNFINISHED_SUFFIX = ".tmp"
+DEFAULT_MAX_BYTES = 50 * 10**9
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 _CRC_END = 12
@@ -62,15 +66,17 @@ class BusyError(Exception):
 
 @dataclass(frozen=True)
 class PackedFile:
-    """Where the weights of one executor are kept. `identity` stands for all that their bytes depend on."""
+    """Where the weights of one executor are kept. `identity` stands for all that their bytes depend on; `max_bytes` is
+    what all files of the directory may take."""
 
     path: Path
     identity: bytes
+    max_bytes: int = DEFAULT_MAX_BYTES
 
     def holding(self, contents: str) -> PackedFile:
         """The same file, known also by how its contents are made of the weights."""
         identity = hashlib.blake2b(self.identity + contents.encode(), digest_size=IDENTITY_BYTES).digest()
-        return PackedFile(self.path, identity)
+        return dataclasses.replace(self, identity=identity)
 
     def map(self, threads: int, *, verify: bool = True) -> list[Bytes]:
         """The sections; unverified only by whoever wrote them just now. Raises PackedFileError, or OSError when the
@@ -86,6 +92,8 @@ class PackedFile:
         if verify and (found := _native.checksums(sections, threads)) != stored:
             wrong = [i for i, pair in enumerate(zip(found, stored, strict=True)) if len(set(pair)) > 1]
             raise PackedFileError("damaged", f"{len(wrong)} of {len(sizes)} sections have another checksum")
+        with contextlib.suppress(OSError):  # another user's, or a disk that is read-only: nobody cleans up there
+            os.utime(self.path)
         return sections
 
     def write(self, sections: Sequence[Bytes], threads: int, progress: Callable[[float], None]) -> None:
@@ -133,7 +141,7 @@ class PackedFile:
     @contextlib.contextmanager
     def _temporary(self) -> Iterator[tuple[int, Path]]:
         """A locked file to write, gone afterwards unless renamed. What a killed process leaves is written over."""
-        temporary = self.path.with_suffix(".tmp")
+        temporary = self.path.with_suffix(UNFINISHED_SUFFIX)
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT, FILE_MODE)
         try:
             _lock(descriptor, temporary)
@@ -159,6 +167,11 @@ def _lock(descriptor: int, path: Path) -> None:
         is_ours = False
     if not is_ours:
         raise BusyError
+
+
+def file_bytes(sections: Sequence[Bytes]) -> int:
+    """The size of a file that holds them."""
+    return _starts([section.nbytes for section in sections])[-1]
 
 
 def _header_bytes(count: int) -> int:

@@ -31,15 +31,17 @@ def packed_file(files: ModelFiles, config: ModelConfig, formats: str) -> PackedF
 
     Raises ConfigError for settings that contradict each other.
     """
-    if config.packed_dir is not None and (config.executor != "native" or not config.packed_file):
-        why = "packed_file is off" if config.executor == "native" else f"the {config.executor} executor keeps none"
-        raise ConfigError(f"packed_dir places the packed weights, and {why}", hint="leave one of them out")
     if config.executor != "native" or not config.packed_file:
+        why = "packed_file is off" if config.executor == "native" else f"the {config.executor} executor keeps none"
+        for name in ("packed_dir", "packed_disk"):
+            if getattr(config, name) is not None:
+                raise ConfigError(f"{name} is of packed weights, and {why}", hint="leave one of them out")
         return None
-    from ridgeline.executors.packed_file import SUFFIX, PackedFile
+    from ridgeline.executors.packed_file import DEFAULT_MAX_BYTES, SUFFIX, PackedFile
 
     directory = packed_directory() if config.packed_dir is None else Path(config.packed_dir).expanduser()
     place = f"{files.path.resolve()} {config.weights}"
     name = re.sub(r"[^\w.]+", "-", files.name) + ("-random" if config.weights == "random" else "")
     digest = hashlib.blake2b(place.encode(), digest_size=4).hexdigest()
-    return PackedFile(directory / f"{name}-{formats}-{digest}{SUFFIX}", weights_fingerprint(files, config.weights))
+    path = directory / f"{name}-{formats}-{digest}{SUFFIX}"
+    return PackedFile(path, weights_fingerprint(files, config.weights), config.packed_disk or DEFAULT_MAX_BYTES)
