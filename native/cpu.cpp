@@ -61,7 +61,13 @@ const Kernels& kernels_by_name(const char* name) {
 }
 
 const Kernels& choose_kernels() {
-  if (const char* forced = std::getenv("RIDGELINE_ISA"); forced && *forced) return kernels_by_name(forced);
+  if (const char* forced = std::getenv("RIDGELINE_ISA"); forced && *forced) {
+    try {
+      return kernels_by_name(forced);
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument(std::string("RIDGELINE_ISA: ") + error.what());
+    }
+  }
   for (const Kernels* k : {kernels_amx(), kernels_avx512vnni(), kernels_avx512(), kernels_avx2()})
     if (supported(k)) return *k;
   return *kernels_generic();

@@ -205,6 +205,20 @@ static inline void prefetch_output(const QuantMatmulArgs& a, int row, int rows, 
   for (int r = row; r < row + rows; ++r) __builtin_prefetch(a.out + r * a.out_stride + block * kLanes, 1);
 }
 
+// Writes a block of `rows` rows from its totals [row tile][16][16]; `value_totals` are those of the value's block, for
+// kSiluMul alone.
+static inline void finish_block(const QuantMatmulArgs& a, int row, int rows, int block, const float* totals,
+                                const float* value_totals) {
+  for (int r = 0; r < rows; ++r) {
+    const Vec product = load(totals + r * kLanes);
+    if (a.epilogue == Epilogue::kSiluMul) {
+      finish_silu_mul(a, row + r, block, product, load(value_totals + r * kLanes));
+    } else {
+      finish_plain(a, row + r, block, product);
+    }
+  }
+}
+
 // All groups of one block into totals [row tile][16][16].
 template <bool kSigned, int kDepth>
 static void total_block(const QuantMatmulArgs& a, RowPanel& panel, int block, float (*totals)[kTileRows * kLanes]) {
@@ -234,14 +248,7 @@ static void multiply_groups(const QuantMatmulArgs& a, RowPanel& panel, int block
   for (int block = block_begin; block < block_end; ++block) {
     total(a, panel, block, panel.totals[0]);
     if (silu_mul) total(a, panel, a.num_blocks + block, panel.totals[1]);
-    for (int r = 0; r < panel.rows; ++r) {
-      const Vec product = load(panel.totals[0][0] + r * kLanes);
-      if (silu_mul) {
-        finish_silu_mul(a, panel.row + r, block, product, load(panel.totals[1][0] + r * kLanes));
-      } else {
-        finish_plain(a, panel.row + r, block, product);
-      }
-    }
+    finish_block(a, panel.row, panel.rows, block, panel.totals[0][0], panel.totals[1][0]);
   }
 }
 

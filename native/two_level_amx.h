@@ -209,14 +209,7 @@ static void multiply_two_level(const QuantMatmulArgs& a, TwoLevelPanel& panel, i
   for (int block = block_begin; block < block_end; ++block) {
     total_super_blocks<kBits>(a, panel, block, panel.totals[0]);
     if (silu_mul) total_super_blocks<kBits>(a, panel, a.num_blocks + block, panel.totals[1]);
-    for (int r = 0; r < panel.rows; ++r) {
-      const Vec product = load(panel.totals[0][0] + r * kLanes);
-      if (silu_mul) {
-        finish_silu_mul(a, panel.row + r, block, product, load(panel.totals[1][0] + r * kLanes));
-      } else {
-        finish_plain(a, panel.row + r, block, product);
-      }
-    }
+    finish_block(a, panel.row, panel.rows, block, panel.totals[0][0], panel.totals[1][0]);
   }
 }
 

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "transpose_plain.h"
+
 namespace ridgeline::RIDGELINE_ISA {
 
 struct Vec {
@@ -150,21 +152,6 @@ static inline void store_bytes(int8_t* p, __m256i lo, __m256i hi) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(lo, hi), 0b11011000);
   const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
-}
-static inline void transpose_words(const void* from, size_t stride, void* to) {
-  for (int row = 0; row < 16; ++row)
-    for (int i = 0; i < 16; ++i)
-      std::memcpy(static_cast<char*>(to) + 4 * (16 * i + row), static_cast<const char*>(from) + row * stride + 4 * i, 4);
-}
-
-static inline void interleave(const float* row, int, float* to) { store(to, load(row)); }
-static inline void interleave(const uint16_t* rows, int stride, uint16_t* to) {
-  for (int i = 0; i < 16; ++i)
-    for (int row = 0; row < 2; ++row) to[2 * i + row] = rows[row * stride + i];
-}
-static inline void interleave(const int8_t* rows, int stride, int8_t* to) {
-  for (int i = 0; i < 16; ++i)
-    for (int row = 0; row < 4; ++row) to[4 * i + row] = rows[row * stride + i];
 }
 
 static inline void store_codes(int8_t* p, Vec integers) {
