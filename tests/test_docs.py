@@ -29,6 +29,19 @@ def test_files_that_a_document_names_exist(document: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_tests_that_a_document_names_exist(document: Path) -> None:
+    """`path::name`, or `::name` of the path before."""
+    path, missing = "", []
+    for code in CODE.findall(document.read_text(encoding="utf-8")):
+        if "::" not in code:
+            continue
+        path, name = code.split("::")[0] or path, code.split("::")[1]
+        if not re.search(rf"^(?:(?:async )?def |class )?{name}\b", (ROOT / path).read_text(encoding="utf-8"), re.M):
+            missing.append(f"{path}::{name}")
+    assert missing == []
+
+
 def test_methods_that_the_tour_names_exist() -> None:
     code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src" / "ridgeline").rglob("*.py"))
     named = [match for code in CODE.findall(_tour()) if (match := METHOD.fullmatch(code))]
