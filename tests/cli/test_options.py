@@ -71,3 +71,13 @@ def test_a_key_file_without_keys_is_refused(served, tmp_path, capsys):
     assert main(["serve", "m", "--api-key-file", str(tmp_path / "keys")]) == 1
     assert "holds no API key" in capsys.readouterr().err
     assert served == []
+
+
+@pytest.mark.parametrize(("flag", "takes_auto"), [("--dtype", True), ("--head-dtype", False)])
+def test_an_unknown_format_is_refused_with_those_that_are_known(flag, takes_auto, capsys):
+    for name in ("int9", *(() if takes_auto else ("auto",))):
+        assert main(["serve", "m", flag, name, "--json"]) == 2
+        message = capsys.readouterr().out
+        assert f"has no dtype '{name}'" in message
+        assert "int4-g32-zp" in message
+        assert ("known: auto" in message) == takes_auto

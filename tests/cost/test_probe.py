@@ -114,6 +114,12 @@ def test_the_last_level_cache(tmp_path):
     assert last_level_cache(tmp_path) == 300 << 20
 
 
+def test_an_isa_path_that_is_not_there_is_told_before_anything_is_measured(monkeypatch):
+    monkeypatch.setenv("RIDGELINE_ISA", "sse9")
+    with pytest.raises(ConfigError, match="RIDGELINE_ISA: unknown ISA path 'sse9'"):
+        measure(QUICK)
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"date": "x"}'])
 def test_a_damaged_file_says_what_to_do(text):
     saved_path().parent.mkdir(parents=True)

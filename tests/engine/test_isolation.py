@@ -60,6 +60,7 @@ def test_a_row_that_is_not_finite_fails_its_request_only(at_len: int) -> None:
     engine.run_until_idle()
     assert [client.reason for _, client in runs] == [FinishReason.LENGTH, FinishReason.ERROR, FinishReason.LENGTH]
     assert "not finite" in str(runs[1][1].deltas[-1].error)
+    assert "--dtype fp32" in str(runs[1][1].deltas[-1].error)
     assert len(runs[1][1].token_ids) == at_len - 3
     for i in (0, 2):
         assert runs[i][1].token_ids == run_alone([12 + i] * 3, max_tokens=6).token_ids

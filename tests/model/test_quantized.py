@@ -151,10 +151,16 @@ def test_weights_that_cannot_be_rounded_are_named(untied):
 
     class Broken(RandomWeights):
         def read(self, name):
-            return super().read(name) * (np.float32(np.nan) if name == "layers.1.up" else 1)
+            factor = {"layers.1.up": np.nan, "layers.1.down": 1e10}.get(name, 1)
+            return super().read(name) * np.float32(factor)
 
-    with pytest.raises(CheckpointError, match=r"layers\.1\.up cannot be rounded to int4-g32: there are NaN"):
-        in_format(Broken(spec, 0), spec, "int4-g32").read_groups("layers.1.up")
+    weights = in_format(Broken(spec, 0), spec, "int4-g32")
+    with pytest.raises(CheckpointError, match=r"layers\.1\.up cannot be rounded to int4-g32: there are NaN") as caught:
+        weights.read_groups("layers.1.up")
+    assert "damaged" in caught.value.hint
+    with pytest.raises(CheckpointError, match=r"layers\.1\.down cannot be rounded .* scales outside") as caught:
+        weights.read_groups("layers.1.down")
+    assert "--dtype bf16" in caught.value.hint
 
 
 def test_bytes_are_those_of_packed_matrices_and_fp32_vectors(untied):

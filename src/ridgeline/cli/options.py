@@ -65,8 +65,8 @@ def _argument_parser(parse: Callable[[str], int]) -> Callable[[str], int]:
     return parse_argument
 
 
-def _parse_format(text: str) -> str:
-    return text if text == "auto" else served_format(text)
+def _parse_dtype(text: str) -> str:
+    return text if text == "auto" else served_format(text, known_too=("auto",))
 
 
 def _option(kind: Any, flag: str, help: str, panel: str, **settings: Any) -> Any:
@@ -78,7 +78,8 @@ def _model(kind: Any, flag: str, help: str, **settings: Any) -> Any:
 
 
 _BYTES = {"parser": _argument_parser(parse_bytes), "metavar": "SIZE"}
-_FORMAT = {"parser": _argument_parser(_parse_format), "metavar": "FMT"}
+_DTYPE = {"parser": _argument_parser(_parse_dtype), "metavar": "FMT"}
+_HEAD_DTYPE = {"parser": _argument_parser(served_format), "metavar": "FMT"}
 _TOKENS = {"parser": _argument_parser(parse_tokens), "metavar": "TOKENS"}
 
 MODEL_OPTIONS: Group = {
@@ -88,12 +89,12 @@ MODEL_OPTIONS: Group = {
             "--dtype",
             "auto: bf16 or fp32, as the checkpoint. int8, int4, gguf (a GGUF file's own groups) are faster and "
             "approximate: activations in 8 bits. Groups: int8-g64, int4-g32, int4-g128-zp, ...",
-            **_FORMAT,
+            **_DTYPE,
         ),
         ModelConfig.dtype,
     ),
     "head_dtype": (
-        _model(str | None, "--head-dtype", "Of the output matrix; as --dtype unless given.", **_FORMAT),
+        _model(str | None, "--head-dtype", "Of the output matrix; as --dtype unless given.", **_HEAD_DTYPE),
         ModelConfig.head_dtype,
     ),
     "kv_dtype": (

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from ridgeline.cost.cores import usable_cores
 from ridgeline.cost.memory import available_memory
+from ridgeline.errors import ConfigError
 
 Progress = Callable[[str, float], None]
 Task = Callable[[float], None]  # repeats its reading until the time given
@@ -190,11 +191,18 @@ def _machine(meters: Meters, cores: int) -> dict[str, Any]:
         "cpu": _cpu_name(),
         "usable_cores": cores,
         "installed_cores": os.cpu_count(),
-        "isa": meters.isa(),
+        "isa": _isa(meters),
         "last_level_cache_bytes": last_level_cache(),
         "memory_available_bytes": available_memory(),
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def _isa(meters: Meters) -> str:
+    try:
+        return meters.isa()
+    except ValueError as error:  # RIDGELINE_ISA names none, or not one of this CPU
+        raise ConfigError(f"this machine cannot be measured: {error}") from error
 
 
 def _cpu_name(root: Path = Path("/")) -> str:

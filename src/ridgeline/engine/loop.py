@@ -376,7 +376,8 @@ class Engine:
             if row.request.status is not Status.RUNNING:
                 continue
             if not result.finite[i]:
-                error = ExecutionError("the model's logits for this request are not finite numbers")
+                hint = "its weights are damaged, or values exceed the number format, which --dtype fp32 would tell"
+                error = ExecutionError("the model's logits for this request are not finite numbers", hint=hint)
                 self._finish(row.request, FinishReason.ERROR, now, error)
             elif row.scores is not None:
                 self._commit_score(row.request, row.scores, i, result)

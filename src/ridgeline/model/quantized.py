@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 from ridgeline.cost.cores import usable_cores
 from ridgeline.errors import CheckpointError, ConfigError
 from ridgeline.model.rotated import RotatedWeights
@@ -123,11 +125,12 @@ class RoundedWeights(_View):
     def read_groups(self, name: str) -> GroupedWeights:
         if name not in self._formats:
             return super().read_groups(name)
-        fmt = self._formats[name]
+        fmt, values = self._formats[name], self._source.read(name)
         try:
-            return round_to_nearest(self._source.read(name), fmt.form(self.shapes[name][1]), threads=usable_cores())
+            return round_to_nearest(values, fmt.form(self.shapes[name][1]), threads=usable_cores())
         except ValueError as error:
-            hint = "--dtype bf16 takes them as they are"
+            is_sound = np.isfinite(values).all()
+            hint = "--dtype bf16 takes them as they are" if is_sound else "the checkpoint is damaged: fetch it again"
             raise CheckpointError(f"{name} cannot be rounded to {fmt.name}: {error}", hint=hint) from error
 
 

@@ -132,7 +132,7 @@ def _choose_dtype(config: ModelConfig, spec: ModelSpec, notices: list[str]) -> s
         notices.append(f"the checkpoint's {spec.stored_dtype} weights run as bf16; --dtype fp32 keeps them exact")
         return "bf16"
     if config.executor == "native":
-        return served_format(config.dtype)
+        return served_format(config.dtype, known_too=("auto",))
     if config.dtype not in known:
         hint = nearest(config.dtype, ["auto", *known])
         raise ConfigError(f"the {config.executor} executor has no dtype {config.dtype!r}", hint=hint)

@@ -98,7 +98,7 @@ def open_weights(files: ModelFiles, spec: ModelSpec) -> Weights:
     shape than `spec` asks for, a type that cannot be read, or no place in the program."""
     if files.kind == "config":
         raise ConfigError(
-            f"{files.path}: a config.json alone has no weights", hint="give its directory, or ask for random weights"
+            f"{files.path}: a config.json alone has no weights", hint="give its directory, or --weights random"
         )
     is_gguf = files.kind == "gguf"
     stored = files.gguf.tensors if is_gguf else open_safetensors(files.path)

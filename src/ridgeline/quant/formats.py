@@ -137,12 +137,13 @@ def weight_format(name: str) -> Format:
     return found
 
 
-def served_format(name: str) -> str:
-    """The full name of a format that the native executor computes in. Raises ConfigError, listing them all."""
+def served_format(name: str, *, known_too: tuple[str, ...] = ()) -> str:
+    """The full name of a format that the native executor computes in. Raises ConfigError, listing them all, and
+    `known_too`, which the caller takes beside them."""
     key = name.lower()
     key = _ALIASES.get(key, key)
     if key not in SERVED:
-        known = ", ".join(("auto", *SERVED, "int4"))
+        known = ", ".join((*known_too, *SERVED, "int4"))
         raise ConfigError(f"the native executor has no dtype {name!r}", hint=f"known: {known}")
     return key
 
