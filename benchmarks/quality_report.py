@@ -12,7 +12,7 @@ DIRECTORY = Path(__file__).parents[1] / "docs" / "results"
 REFERENCE = "fp32"
 PEER = "llama.cpp "  # begins the names of its rows
 LOSS_TARGETS = (("int8", "bf16", 0.005),)  # perplexity: row, against row, at most so much more
-KL_TARGETS = (("int4-g32", PEER + "Q4_0 pure"), ("int4-g32+head=int8", PEER + "Q4_0"))  # no further from fp32
+NO_WORSE = (("int4-g32", PEER + "Q4_0 pure"), ("int4-g32+head=int8", PEER + "Q4_0"))
 NOTES = {
     "smollm2-135m": "SmolLM2 comes to us in Q4_1 with a Q8_0 head, so 4-bit figures on it mislead either way: its own\n"
     "grid (`gguf`) keeps every weight, and any other 4-bit grid rounds a second time what was rounded before.",
@@ -48,6 +48,12 @@ class Results:
         self._write(models)
         print(f"{model}: {_line(name, models[model]['rows'])}", flush=True)
 
+    def add_draws(self, model: str, num_windows: int, draws: list[dict[str, dict[str, float]]]) -> None:
+        """Per order of the model's values: format -> change in perplexity and mean KL (`quality_draws.py`)."""
+        models = self._load()
+        models[model]["draws"] = {"num_windows": num_windows, "rows": draws}
+        self._write(models)
+
     def document(self) -> str:
         """Written from all rows that are there."""
         text = "\n".join([INTRODUCTION, *(_section(model, found) for model, found in self._load().items())])
@@ -80,7 +86,8 @@ def _section(model: str, found: dict[str, Any]) -> str:
         *(_line(name, rows) for name in sorted(rows, key=largest_first)),
         "",
         *(_loss_verdict(rows, *target) for target in LOSS_TARGETS if {*target[:2]} <= rows.keys()),
-        *(_kl_verdict(rows, *target) for target in KL_TARGETS if {*target} <= rows.keys()),
+        *(_kl_verdict(rows, *target) for target in NO_WORSE if {*target} <= rows.keys()),
+        *(_draws(**found["draws"]) if "draws" in found else []),
     ]
     return "\n".join(lines) + "\n"
 
@@ -110,6 +117,34 @@ def _kl_verdict(rows: dict[str, Any], name: str, base: str) -> str:
         f"- {name} against {base}: mean KL {further.value:+.5f} ± {further.error:.5f}, no further from fp32: "
         f"{_verdict(further, 0.0)}; perplexity {_percent(change)}."
     )
+
+
+def _draws(num_windows: int, rows: list[dict[str, dict[str, float]]]) -> list[str]:
+    """One model is one draw of rounding errors: what a format costs over several."""
+
+    def over_draws(key: str, name: str, base: str | None = None) -> Estimate:
+        return mean([row[name][key] - (row[base][key] if base else 0) for row in rows])
+
+    lines = [
+        "\nWith the model's values in "
+        f"{len(rows)} orders ({num_windows} windows each; errors over orders): no prediction of fp32 changes, but\n"
+        "every group does. What one order says of perplexity is chance: compare the error of the rows above.\n",
+        "| format | perplexity against fp32 | one order more or less | mean KL |",
+        "|---|---|---|---|",
+    ]
+    for name in rows[0]:
+        change, kl = over_draws("perplexity", name), over_draws("kl", name)
+        spread = change.error * len(rows) ** 0.5
+        lines.append(f"| {name} | {_percent(change)} | {spread:.2%} | {kl.value:.5f} ± {kl.error:.5f} |")
+    lines.append("")
+    for name, base in NO_WORSE:
+        if {name, base} <= rows[0].keys():
+            change, kl = over_draws("perplexity", name, base), over_draws("kl", name, base)
+            lines.append(
+                f"- {name} against {base}: perplexity {_percent(change)}, no higher: {_verdict(change, 0.0)}; "
+                f"mean KL {kl.value:+.5f} ± {kl.error:.5f}, no further from fp32: {_verdict(kl, 0.0)}."
+            )
+    return lines
 
 
 def _verdict(found: Estimate, limit: float) -> str:

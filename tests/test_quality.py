@@ -12,9 +12,10 @@ import pytest
 
 from checkpoints import make_hf
 from ridgeline.errors import ConfigError
+from ridgeline.model.runtime import load_runtime
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-MODULES = ("divergence", "held_out", "llama_cpp_quality", "novels", "quality_report", "runs")
+MODULES = ("divergence", "held_out", "llama_cpp_quality", "novels", "quality_report", "reordered", "runs")
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,28 @@ def test_the_reference_agrees_with_itself(benchmarks, checkpoint, tmp_path):
     assert facts["weight_bytes"] < reference.facts["weight_bytes"]
 
 
+def test_another_order_of_the_values_is_the_same_function(benchmarks, checkpoint, tmp_path):
+    held_out, token_ids = benchmarks["held_out"], np.arange(1024, dtype=np.int32) % 200
+    benchmarks["reordered"].write_reordered(Path(checkpoint), tmp_path / "reordered", seed=1)
+
+    def logits(model: str, dtype: str) -> np.ndarray:
+        runtime = load_runtime(model, held_out.parse_format(dtype, threads=1), num_sampler_slots=1)
+        try:
+            return held_out.window_logits(runtime.executor, token_ids)
+        finally:
+            runtime.close()
+
+    there = str(tmp_path / "reordered")
+    np.testing.assert_allclose(logits(there, "fp32"), logits(checkpoint, "fp32"), rtol=1e-3, atol=1e-4)
+    assert np.abs(logits(there, "int4-g32") - logits(checkpoint, "int4-g32")).max() > 1e-2  # other groups, other errors
+
+
+def test_a_tensor_of_unknown_order_is_an_error(benchmarks, tmp_path):
+    source = make_hf(tmp_path / "source", "qwen2")  # has biases
+    with pytest.raises(ConfigError, match="bias: not a tensor of a Llama"):
+        benchmarks["reordered"].write_reordered(source, tmp_path / "reordered", seed=1)
+
+
 def test_a_text_that_is_too_short_is_an_error_with_the_numbers(benchmarks, checkpoint, tmp_path):
     (tmp_path / "short.txt").write_text("the quick brown fox")
     with pytest.raises(ConfigError, match=r"short\.txt: \d+ tokens, 16 windows need 16,384"):
@@ -182,6 +205,21 @@ def test_results_keep_rows_of_the_same_text_and_no_others(benchmarks, divergence
     later.begin("model", "novel", "another key")
     later.add("model", "fp32", divergence.Quality([3.0, 4.0], [0, 0], 0, [1, 1], 1022), facts)
     assert "bf16 |" not in later.document()
+
+
+def test_draws_are_compared_in_pairs_and_tell_their_spread(benchmarks, divergence, tmp_path):
+    results = benchmarks["quality_report"].Results(tmp_path)
+    results.begin("m", "text", "key")
+    rows = divergence.Quality(nll=[1.0, 2.0], kl=[0.0, 0.0], kl_p999=0.0, same_top=[1.0, 1.0], num_tokens=2)
+    results.add("m", "fp32", rows, {"weight_bytes": 1, "arithmetic": "native-3-amx"})
+    ours, peer = "int4-g32", "llama.cpp Q4_0 pure"
+    pairs = ((0.002, 0.003), (0.006, 0.007))
+    draws = [{ours: {"perplexity": a, "kl": 1.0}, peer: {"perplexity": b, "kl": 0.5}} for a, b in pairs]
+    results.add_draws("m", 32, draws)
+    document = results.document()
+    assert "| int4-g32 | +0.40% ± 0.20% | 0.28% | 1.00000 ± 0.00000 |" in document
+    assert f"- {ours} against {peer}: perplexity -0.10% ± 0.00%, no higher: met" in document
+    assert "mean KL +0.50000 ± 0.00000, no further from fp32: missed." in document
 
 
 def test_a_verdict_needs_more_than_two_standard_errors(benchmarks, divergence):

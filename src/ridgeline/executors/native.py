@@ -29,7 +29,7 @@ from ridgeline.quant.formats import SERVED_KV
 
 PAGE_SIZE = 32  # what the attention kernels' page layout is made for
 ARITHMETIC_VERSION = 3  # raise it when a kernel's accumulation order or rounding changes, or how weights are quantized
-PACKING_VERSION = 3  # raise it when the same weights are packed into other bytes: layout, quantization, random weights
+PACKING_VERSION = 4  # raise it when the same weights are packed into other bytes: layout, quantization, random weights
 MAX_THREADS = 1024  # more than any one machine's cores; beyond, the system itself gives out
 
 

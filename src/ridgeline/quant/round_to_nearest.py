@@ -2,8 +2,9 @@
 
 8 bits span the group's largest magnitude; rounding is then so fine that nothing better is worth its time. Of 4 bits,
 the scale that spans the group is not the best one. A few spans are tried: each gives codes, for which the scale (and
-minimum) of least squared error is known in closed form; the span with the least error is kept. docs/decisions.md has
-the errors that chose the spans.
+minimum) of least squared error is known in closed form; the span with the least error is kept. Least squares shrinks
+what it fits, every group by its relative error, and over many matrices that adds up: the scales are raised until the
+quantized group is as long as the group itself along its direction. docs/decisions.md has the errors that chose this.
 
 Scales and minima that are stored in fp16 are rounded to it before the codes are chosen, so that what is stored is what
 was meant.
@@ -24,6 +25,7 @@ Float32 = NDArray[np.float32]
 
 _SYMMETRIC_SPANS = (8 / 7, 1.0, 0.92, 0.83)  # of the largest magnitude, which is code -8 in a span of 1
 _MINIMUM_SPANS = (1.0, 0.94, 0.88, 0.82)  # of the distance from the smallest to the largest
+_UNSHRINKING_ROUNDS = 3
 _LEAST_SCALE = 2.0**-20  # of a tensor's largest scale: fp16's steps are 2^-24 down there, too coarse for smaller ones
 _LARGEST_SCALE = 2.0**12  # a minimum is 8 times as large and must stay below 65,504
 _CHUNK_WEIGHTS = 1 << 17  # quantized at a time: intermediate arrays stay in the cache
@@ -76,11 +78,11 @@ def _fit(x: Float32, form: GroupForm) -> tuple[Float32, Float32]:
     low, high = x.min(axis=0), x.max(axis=0)
     minimum = np.zeros_like(low)
     if form.has_minima:
-        scale, minimum = _least_error_with_minimum(x, low, high, form.bits)
+        scale, minimum = _unshrunk(x, *_least_error_with_minimum(x, low, high, form.bits), form)
     elif form.bits == 8:
         scale = np.maximum(high, -low) / np.float32(127)
     else:
-        scale = _least_error(x, low, high, form.bits)
+        scale, minimum = _unshrunk(x, _least_error(x, low, high, form.bits), minimum, form)
     return (_to_half(scale), _to_half(minimum)) if form.half_scales else (scale, minimum)
 
 
@@ -115,6 +117,22 @@ def _least_error_with_minimum(x: Float32, low: Float32, high: Float32, bits: int
         factor, best = np.where(better, slope, factor), np.where(better, slope * covariance, best)
         offset = np.where(better, (total - slope * sum_q) / n, offset)
     return unit * factor, low + unit * offset
+
+
+def _unshrunk(x: Float32, scale: Float32, minimum: Float32, form: GroupForm) -> tuple[Float32, Float32]:
+    """Scales with x . x^ = x . x for the quantized x^; with a minimum, of both less their means. The codes follow the
+    scale, so it takes a few rounds to come close."""
+    for _ in range(_UNSHRINKING_ROUNDS):
+        y = (x - minimum) * _inverse(scale)
+        q = _to_codes(y.copy(), -form.zero, (1 << form.bits) - 1 - form.zero)
+        mean_y, mean_q = (y.mean(axis=0), q.mean(axis=0)) if form.has_minima else (np.float32(0), np.float32(0))
+        y -= mean_y
+        yq = _dot(y, q)
+        factor = np.where(yq > 0, _dot(y, y) / np.where(yq > 0, yq, 1), 1)
+        if form.has_minima:
+            minimum = minimum + scale * (mean_y - factor * mean_q)
+        scale = scale * factor
+    return scale, minimum
 
 
 def _round(x: Float32, scale: Float32, minimum: Float32, form: GroupForm) -> Codes:
