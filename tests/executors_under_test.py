@@ -9,9 +9,8 @@ from typing import Any
 from ridgeline.cost.memory import PAGE_SIZE
 from ridgeline.engine.plan import Executor
 from ridgeline.model.program import build
-from ridgeline.model.quantized import in_format, is_rotated
+from ridgeline.model.quantized import in_format, served_spec
 from ridgeline.model.resolve import load_spec, resolve_model
-from ridgeline.model.rotated import untied
 from ridgeline.model.spec import ModelSpec
 from ridgeline.model.weights import Weights, open_weights
 
@@ -35,7 +34,7 @@ def open_executor(
     given = defaults | options
     dtype = given["dtype"]
     weights = view(open_weights(files, spec), spec, dtype)
-    executor = executor_class(build(untied(spec) if is_rotated(dtype) else spec), weights, **given)
+    executor = executor_class(build(served_spec(spec, dtype)), weights, **given)
     try:
         yield executor
     finally:

@@ -42,7 +42,14 @@ def test_the_predicted_memory_is_allocated(dtype, kv_dtype, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head_dtype"), [*((dtype, None) for dtype in SERVED), ("int8", "int4-g32"), ("int4-g32", "bf16")]
+    ("dtype", "head_dtype"),
+    [
+        *((dtype, None) for dtype in SERVED),
+        ("int8", "int4-g32"),
+        ("int4-g32", "bf16"),
+        ("int4-g32", "int8"),
+        ("bf16", "int8"),
+    ],
 )
 def test_a_plan_counts_what_admission_counts(dtype, head_dtype):
     """Of the bundled model, without reading its weights."""

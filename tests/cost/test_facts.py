@@ -82,6 +82,11 @@ def test_formats_of_our_own_executor():
     assert more == untied.embedding_parameters // 2  # the output matrix alone
     with pytest.raises(ConfigError, match=r"is no \.gguf file"):
         tied.weight_bytes("gguf")
+    with pytest.raises(ConfigError, match=r"no output matrix of another format: 'gguf\+int8'"):
+        tied.weight_bytes("gguf+int8")
+    two = tied.weight_bytes("int4-g32+int8") - tied.weight_bytes("int4-g32+int8-g128")
+    assert two == pytest.approx(table, rel=0.05)  # a rotated output matrix beside the embedding
+    assert tied.decode_read_bytes("int4-g32+int8") < tied.decode_read_bytes("int4-g32+int8-g128")
 
 
 def test_example_8b():

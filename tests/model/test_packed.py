@@ -23,9 +23,8 @@ from ridgeline.errors import ConfigError
 from ridgeline.executors.native import PACKING_VERSION, NativeExecutor
 from ridgeline.executors.packed_file import ALIGNMENT, PackedFile
 from ridgeline.model.program import build
-from ridgeline.model.quantized import in_format, is_rotated
+from ridgeline.model.quantized import in_format, served_spec
 from ridgeline.model.resolve import load_spec, resolve_model
-from ridgeline.model.rotated import untied
 from ridgeline.model.runtime import ModelRuntime, load_runtime
 from ridgeline.model.weights import CheckpointWeights, Weights
 from step_plans import Stepper
@@ -242,7 +241,7 @@ GOLDEN = {
 @pytest.mark.parametrize("dtype", GOLDEN)
 def test_whoever_packs_differently_raises_the_packing_version(model: str, tmp_path: Path, dtype: str) -> None:
     spec = load_spec(resolve_model(model))
-    program, packed = build(untied(spec) if is_rotated(dtype) else spec), PackedFile(tmp_path / "a.ridge", bytes(32))
+    program, packed = build(served_spec(spec, dtype)), PackedFile(tmp_path / "a.ridge", bytes(32))
     weights = in_format(Fractions(spec), spec, dtype)
     NativeExecutor(program, weights, dtype=dtype, num_pages=4, threads=1, packed=packed).close()
     [found] = _native.checksums([np.fromfile(packed.path, np.uint8)[ALIGNMENT:]], 1)

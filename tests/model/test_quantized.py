@@ -79,6 +79,22 @@ def test_only_a_quantized_head_is_rotated(tied, head):
     assert weights.takes_hadamard("head") == (head != "bf16")
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "int4-g32"])
+@pytest.mark.parametrize("kind", ["tied", "untied"])
+def test_an_int8_head_is_the_same_beside_every_dtype(kind, dtype, request):
+    source, spec = request.getfixturevalue(kind)
+    weights, expected = in_format(source, spec, dtype, "int8"), in_format(source, spec, "int8")
+    assert weights.shapes == expected.shapes
+    np.testing.assert_array_equal(weights.read_groups("head").codes, expected.read_groups("head").codes)
+    np.testing.assert_array_equal(weights.read("final_norm"), expected.read("final_norm"))
+    assert [name for name in matrices(weights) if weights.takes_hadamard(name)] == ["head"]
+    assert weights.group_form("embed") == (expected if kind == "tied" else in_format(source, spec, dtype)).group_form(
+        "embed"
+    )
+    np.testing.assert_array_equal(weights.read("layers.0.q"), in_format(source, spec, dtype).read("layers.0.q"))
+    assert weights.stored_type("head") == expected.stored_type("head")
+
+
 def test_plain_formats_are_the_checkpoint_itself(untied):
     source, spec = untied
     assert in_format(source, spec, "bf16") is source
@@ -127,6 +143,14 @@ def test_a_gguf_files_own_groups_have_the_values_of_the_file(gguf_file):
         np.testing.assert_array_equal(weights.read(name).view(np.uint32), expected.view(np.uint32))
     expected_arithmetic = {"Q4_K_M": "w4a8 and w6a8", "Q5_K_M": "w5a8 and w6a8", "Q4_0": "w4a8", "Q4_1": "w4a8"}
     assert arithmetic(weights, "gguf") == expected_arithmetic.get(quantization, "w8a8")
+
+
+def test_a_gguf_files_own_groups_stay_beside_a_rotated_head(gguf_file):
+    (source, spec), _ = gguf_file
+    weights = in_format(source, spec, "gguf", "int8")
+    assert weights.group_form("layers.0.q") == source.stored_form("layers.0.q")
+    np.testing.assert_array_equal(weights.read("layers.0.q"), source.read("layers.0.q"))
+    np.testing.assert_array_equal(weights.read("head"), in_format(source, spec, "int8").read("head"))
 
 
 def test_a_gguf_file_can_be_rounded_anew_and_its_head_too(gguf_file):

@@ -123,6 +123,9 @@ class ModelFacts:
         if fmt.lower() == STORED:
             return self._stored_formats
         if fmt.lower().startswith(GGUF):
+            if "+" in fmt:
+                hint = "leave --head-dtype out, the file's own is counted"
+                raise ConfigError(f"a plan in {GGUF} has no output matrix of another format: {fmt!r}", hint=hint)
             raise ConfigError(f"{self.name} is no .gguf file, so there is no format {fmt!r}")
         own, _, head = fmt.partition("+")
         return weights.uniform_formats(weight_format(own), weight_format(head) if head else None)

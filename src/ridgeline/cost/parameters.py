@@ -44,9 +44,13 @@ class WeightFormats:
         """Of the output matrix."""
         return self.output or self.table
 
+    def embedding(self, anatomy: Anatomy) -> Format:
+        """Of the embedding, which goes with a tied output matrix unless all weights are rotated."""
+        return self.head if anatomy.tied and not self.fmt.is_rotated else self.table
+
     def keeps_tied(self, anatomy: Anatomy) -> bool:
-        """Whether embedding and output matrix are one: rotated weights never are."""
-        return anatomy.tied and not self.fmt.is_rotated
+        """Whether embedding and output matrix are one: rotated ones never are."""
+        return anatomy.tied and not self.fmt.is_rotated and not self.head.is_rotated
 
 
 def uniform_formats(fmt: Format, head: Format | None = None) -> WeightFormats:
@@ -85,15 +89,16 @@ def weight_bytes(anatomy: Anatomy, formats: WeightFormats) -> int:
     """Everything, a tied table once."""
     head = _table_bytes(anatomy.head, formats.head)
     if not formats.keeps_tied(anatomy):
-        head += _table_bytes(anatomy.embedding, formats.table)
+        head += _table_bytes(anatomy.embedding, formats.embedding(anatomy))
     lookups = sum(_table_bytes(table, formats.table) for table in anatomy.lookups)
     return round(_block_bytes(anatomy, formats, None)) + head + lookups
 
 
 def decode_read_bytes(anatomy: Anatomy, formats: WeightFormats, batch: int) -> float:
     """Read by one decode step of `batch` sequences; `batch` rows at most of tables that are only looked up."""
-    looked_up = anatomy.lookups if formats.keeps_tied(anatomy) else (anatomy.embedding, *anatomy.lookups)
-    rows = sum(_table_bytes(table, formats.table, batch) for table in looked_up)
+    rows = sum(_table_bytes(table, formats.table, batch) for table in anatomy.lookups)
+    if not formats.keeps_tied(anatomy):
+        rows += _table_bytes(anatomy.embedding, formats.embedding(anatomy), batch)
     return _block_bytes(anatomy, formats, batch) + _table_bytes(anatomy.head, formats.head) + rows
 
 

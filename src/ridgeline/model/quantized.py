@@ -5,7 +5,8 @@
     int8-g32 ... int4-g128-zp  rounded to the nearest in groups
     gguf                       a GGUF file's own groups, every value kept
 
-The output matrix may have a format of its own (`--head-dtype`); where it is the embedding too, that goes with it. A
+The output matrix may have a format of its own (`--head-dtype`); where it is the embedding too, that goes with it. In
+`int8` it is rotated here as elsewhere, so that a tied model has it twice: as it is to look up, rotated to multiply. A
 matrix that a GGUF file holds in plain numbers beside its quantized ones stays as it is.
 """
 
@@ -18,7 +19,8 @@ import numpy as np
 
 from ridgeline.cost.cores import usable_cores
 from ridgeline.errors import CheckpointError, ConfigError
-from ridgeline.model.rotated import RotatedWeights
+from ridgeline.model.program import weight_shapes
+from ridgeline.model.rotated import RotatedWeights, untied
 from ridgeline.model.spec import ModelSpec
 from ridgeline.model.weights import Bf16, CheckpointWeights, Float32, Weights
 from ridgeline.quant.bf16 import to_bf16
@@ -35,17 +37,26 @@ def in_format(weights: Weights, spec: ModelSpec, dtype: str, head_dtype: str | N
     """
     head_dtype = head_dtype or dtype
     _check_head(dtype, head_dtype)
-    if is_rotated(dtype):
-        weights = RotatedWeights(weights, spec, rotates_head=head_dtype in QUANTIZED)
-    matrices = [name for name, shape in weights.shapes.items() if len(shape) == 2]
-    wanted = dict.fromkeys(matrices, dtype) | {"head" if "head" in matrices else "embed": head_dtype}
+    shapes = weight_shapes(served_spec(spec, dtype, head_dtype))
+    matrices = [name for name, shape in shapes.items() if len(shape) == 2]
+    of_head = ("head", "embed") if spec.tie_embeddings and not is_rotated(dtype) else ("head",)
+    wanted = {name: head_dtype if name in of_head else dtype for name in matrices}
     named = {fmt: [name for name in matrices if wanted[name] == fmt] for fmt in wanted.values()}
     if GGUF in named:
         weights = OwnGroups(weights, named[GGUF])
+    if is_rotated(dtype):
+        weights = RotatedWeights(weights, spec, rotates_head=head_dtype in QUANTIZED)
+    elif is_rotated(head_dtype):
+        weights = RotatedHead(weights, spec)
     if "bf16" in named and dtype != "bf16":
         weights = Bf16Weights(weights, named["bf16"])
     rounded = {name: weight_format(fmt) for name, fmt in wanted.items() if fmt in QUANTIZED}
     return RoundedWeights(weights, rounded) if rounded else weights
+
+
+def served_spec(spec: ModelSpec, dtype: str, head_dtype: str | None = None) -> ModelSpec:
+    """The model whose weights `in_format` gives: where the output matrix is rotated, the embedding is another."""
+    return untied(spec) if is_rotated(dtype) or (head_dtype is not None and is_rotated(head_dtype)) else spec
 
 
 def held_bytes(weights: Weights, dtype: str) -> int:
@@ -108,6 +119,33 @@ class _View(Weights):
 
     def close(self) -> None:
         self._source.close()
+
+
+class RotatedHead(_View):
+    """The output matrix rotated, the norm before it folded in; the rest as it is."""
+
+    def __init__(self, source: Weights, spec: ModelSpec) -> None:
+        super().__init__(source)
+        self._rotated = RotatedWeights(source, spec)
+        self.shapes = self._rotated.shapes
+
+    def read(self, name: str) -> Float32:
+        return self._owner(name).read(name)
+
+    def read_bf16(self, name: str) -> Bf16:
+        return self._owner(name).read_bf16(name)
+
+    def group_form(self, name: str) -> GroupForm | None:
+        return self._owner(name).group_form(name)
+
+    def takes_hadamard(self, name: str) -> bool:
+        return self._owner(name).takes_hadamard(name)
+
+    def stored_type(self, name: str) -> str:
+        return self._owner(name).stored_type(name)
+
+    def _owner(self, name: str) -> Weights:
+        return self._rotated if name in ("final_norm", "head") else self._source
 
 
 class RoundedWeights(_View):

@@ -27,9 +27,8 @@ from ridgeline.model.chat_template import load_chat_template
 from ridgeline.model.generation import generation_defaults
 from ridgeline.model.packed import packed_file
 from ridgeline.model.program import Program, build
-from ridgeline.model.quantized import arithmetic, held_bytes, in_format, is_rotated
+from ridgeline.model.quantized import arithmetic, held_bytes, in_format, served_spec
 from ridgeline.model.resolve import ModelFiles, load_spec, resolve_model
-from ridgeline.model.rotated import untied
 from ridgeline.model.spec import ModelSpec
 from ridgeline.model.tokenizer import load_tokenizer
 from ridgeline.model.weights import Weights, open_weights, random_weights
@@ -87,7 +86,7 @@ def load_runtime(
     dtype = _choose_dtype(config, spec, notices)
     head_dtype = None if config.head_dtype is None else served_format(config.head_dtype)
     kv_dtype = _choose_kv_dtype(config, dtype, notices)
-    program = build(untied(spec) if is_rotated(dtype) else spec)
+    program = build(served_spec(spec, dtype, head_dtype))
     weights = in_format(_open(files, spec, config), spec, dtype, head_dtype)
     formats = joined(dtype, head_dtype)
     products = arithmetic(weights, dtype)
