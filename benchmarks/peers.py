@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/peers.py --part decode --model smollm2 --peers llamacpp,openvino
 
 A run is one part (prefill, decode, batch, http, start) for one model (smollm2, qwen3) with some peers; runs add up in
-docs/results/peers.json, a repeated one replaces the old. The first use of a peer installs it under --env and makes its
-copy of the weights under --weights, which takes minutes, llama.cpp's build about twenty. --prepare does only that,
---tables only writes the tables.
+docs/results/peers.json, where a repeated one replaces the old when its last round is done. The first use of a peer
+installs it under --env and makes its copy of the weights under --weights, which takes minutes, llama.cpp's build about
+twenty. --prepare does only that, --tables only writes the tables. SIGTERM and Ctrl-C end all that was started.
 
 Engines take turns, round by round, in an order that shifts; every prompt is new; prefix caches are off.
 """
@@ -24,6 +24,7 @@ from peerlib import floors, results, tables, weights
 from peerlib.cases import PARTS
 from peerlib.engines import PEERS, Engine, Setup, ridgeline
 from peerlib.environment import Environment
+from peerlib.processes import end_on_sigterm
 from peerlib.results import Run
 from peerlib.turns import Turn, going_on, turns_of
 
@@ -32,6 +33,7 @@ SETTLE_S = 0.3  # the threads of the engine before may still spin
 
 
 def main() -> None:
+    end_on_sigterm()
     options = _options()
     if options.tables:
         print(_write_tables(results.load(RESULTS / "peers.json")))
@@ -43,10 +45,8 @@ def main() -> None:
         setup.prepare(engine)
     if options.prepare:
         return
-    runs = results.load(RESULTS / "peers.json")
     for run in _measure(setup, engines, options.part, options.rounds):  # kept after each round: a stop loses one
-        runs = results.merged(runs, run)
-        results.save(RESULTS / "peers.json", runs)
+        runs = results.record(RESULTS / "peers.json", run)
     _write_tables(runs)
     print(tables.document([run], {options.model: weights.MODELS[options.model]}))
 
@@ -90,6 +90,8 @@ def _measure(setup: Setup, engines: Sequence[Engine], part: str, rounds: int) ->
             run["rounds"] = number + 1
             for index in range(len(turns)):
                 _take(turns[(index + number) % len(turns)], number, run)
+            if number + 1 == rounds:
+                del run["unfinished"]
             yield run
 
 
@@ -108,6 +110,7 @@ def _new_run(setup: Setup, engines: Sequence[Engine], part: str) -> Run:
         "floors": {engine.name: floors.floors(part, checkpoint, hardware, engine) for engine in ours},
         "samples": {},
         "notes": [],
+        "unfinished": True,
     }  # fmt: skip
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -129,7 +131,59 @@ def test_a_repeated_run_replaces_the_old_one_and_no_other(part, tmp_path):
     results.save(tmp_path / "runs.json", runs)
     assert results.load(tmp_path / "runs.json") == runs
     assert results.load(tmp_path / "none.json") == []
+    assert [path.name for path in tmp_path.iterdir()] == ["runs.json"]
     assert results.latest(runs, "smollm2")["ridgeline-8"]["decode-128"].value == 11.0
+
+
+def test_what_others_record_during_a_run_stays(part, tmp_path):
+    results, path = part("results"), tmp_path / "runs.json"
+    first = make_run({"ridgeline-8": {"": {"decode-128": [10.0]}}}) | {"unfinished": True}
+    assert results.record(path, first) == [first]
+    others = [make_run({"ridgeline-8": {}}, part="http"), make_run({"ridgeline-8": {}, "peer-8": {}})]
+    for other in others:
+        results.record(path, other)
+    second = make_run({"ridgeline-8": {"": {"decode-128": [10.0, 11.0]}}})
+    assert results.record(path, second) == results.load(path) == [*others, second]
+
+
+def test_an_unfinished_run_replaces_no_finished_one(part):
+    merged = part("results").merged
+    whole = make_run({"ridgeline-8": {"": {"decode-128": [10.0, 10.0, 10.0]}}})
+    begun = make_run({"ridgeline-8": {"": {"decode-128": [11.0]}}}) | {"unfinished": True}
+    going_on = make_run({"ridgeline-8": {"": {"decode-128": [11.0, 11.0]}}}) | {"unfinished": True}
+    assert merged(merged([whole], begun), going_on) == [whole, going_on]
+    assert merged([whole, going_on], whole) == [whole]
+
+
+RUN_THAT_HANGS = f"""
+import sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import peers
+from peerlib import servers, turns
+
+server = "import http.server as h, sys; h.test(h.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bind='127.0.0.1')"
+servers._command = lambda setup, engine, options, port: ([sys.executable, "-c", server, str(port)], {{}})
+servers._is_healthy = lambda url: True
+turns.load = lambda setup, server, seed: (print(server.process.pid, flush=True), server.process.wait())
+peers._new_run = lambda setup, engines, part: {{"engines": {{e.name: {{}} for e in engines}}, "samples": {{}}}}
+peers.Setup.prepare = lambda self, engine: None
+peers.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_servers_too(number, tmp_path):
+    command = [sys.executable, "-c", RUN_THAT_HANGS, "--part", "http", "--peers", "", "--env", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
+        assert run.stdout is not None
+        server = psutil.Process(int(run.stdout.readline()))
+        run.send_signal(number)
+        run.wait(30)
+    is_left = server.is_running()
+    if is_left:
+        server.kill()
+    assert not is_left
+    assert run.returncode != 0
 
 
 def test_the_tables_hold_every_figure_with_ratio_target_and_floor(part):

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from peerlib import weights
 from peerlib.cases import DECODE_STEPS, PROMPT_TOKENS, Case
 from peerlib.environment import Environment
+from peerlib.processes import stop
 from ridgeline.cost.facts import load_facts
 
 # Runs a module of this package without leaving `benchmarks` on the path, where `kernels`, `servers` and others would
@@ -155,8 +156,10 @@ def running(setup: Setup, engine: Engine, options: dict[str, str]) -> Iterator[D
     worker = Worker(setup, engine, options)
     try:
         yield worker
-    finally:
-        worker.close()
+    except BaseException:
+        stop(worker.process)
+        raise
+    worker.close()
 
 
 class Worker:
@@ -172,7 +175,11 @@ class Worker:
             command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=setup.log(engine)
         )
         self._log = setup.logs / f"{engine.name}.log"
-        self._answer()  # "ready"
+        try:
+            self._answer()  # "ready"
+        except BaseException:
+            stop(self.process)
+            raise
         self.ready_s = time.perf_counter() - start
 
     def ask(self, case: Case, seed: int) -> float:
@@ -193,7 +200,8 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        self.process.communicate()  # the end of its input ends it
+        """The end of its input ends it, once it has answered what it was asked."""
+        self.process.communicate()
 
 
 def _memory_options(setup: Setup, engine: Engine) -> dict[str, str]:

@@ -6,16 +6,20 @@ A run is one part for one model with some engines in turns:
      "engines": {name: {"title": "llama.cpp Q8_0", "bits": 8, "is_peer": true, "version": "..."}},
      "floors": {name: {case: value}},
      "samples": {name: {setting: {case: [value, ...]}}},
-     "notes": ["..."]}
+     "notes": ["..."],
+     "unfinished": true}  while rounds are still to come
 
 Ratios are taken within a run only: what two runs found is not comparable on a machine that is shared.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,13 +68,41 @@ def load(path: Path) -> list[Run]:
     return list(json.loads(path.read_text())["runs"]) if path.exists() else []
 
 
+def record(path: Path, run: Run) -> list[Run]:
+    """Adds `run` to the file and returns all that it then holds: what other processes added meanwhile stays."""
+    with _locked(path.parent):
+        runs = merged(load(path), run)
+        save(path, runs)
+    return runs
+
+
 def save(path: Path, runs: Sequence[Run]) -> None:
-    path.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+    """Whoever is killed here leaves the old file or the new one."""
+    making = path.with_suffix(".making")
+    making.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+    making.replace(path)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def merged(runs: Sequence[Run], run: Run) -> list[Run]:
-    """`run` at the end, in place of an earlier one of the same part, model and engines."""
-    return [other for other in runs if _identity(other) != _identity(run)] + [run]
+    """`run` at the end, in place of an earlier one of the same part, model and engines.
+
+    An unfinished one replaces none that was finished: it may never be.
+    """
+    return [other for other in runs if not _replaces(run, other)] + [run]
+
+
+def _replaces(run: Run, other: Run) -> bool:
+    return _identity(run) == _identity(other) and ("unfinished" not in run or "unfinished" in other)
 
 
 def _identity(run: Run) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ import psutil
 from peerlib import weights
 from peerlib.cases import CLIENTS, OUTPUT_TOKENS, PROMPT_TOKENS
 from peerlib.engines import Engine, Setup
+from peerlib.processes import stop
 
 _REQUEST_TOKENS = 512  # room for a prompt and an answer, and for prompts that are fitted to their length
 _POLL_S = 0.005
@@ -54,7 +55,7 @@ def serving(setup: Setup, engine: Engine, options: dict[str, str]) -> Iterator[S
         _wait(process, f"{url}/health", engine, setup)
         yield Server(engine, url, process, time.perf_counter() - start)
     finally:
-        _stop(process)
+        stop(process)
 
 
 def _command(setup: Setup, engine: Engine, options: dict[str, str], port: int) -> tuple[list[str], dict[str, str]]:
@@ -100,19 +101,6 @@ def _is_healthy(url: str) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return False
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-    process.terminate()
-    try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for child in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
 
 
 def peak_rss_mib(pid: int) -> float:
