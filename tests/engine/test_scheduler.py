@@ -133,6 +133,40 @@ def test_chunks_beside_decodes_are_paced_by_the_measured_rate() -> None:
     assert executor.plans[1].num_tokens == 1 + 100
 
 
+def chunk_lens(executor: FakeExecutor) -> list[list[int]]:
+    return [np.diff(plan.query_start).tolist() for plan in executor.plans]
+
+
+def test_prompts_that_wait_together_are_computed_one_after_another() -> None:
+    executor = FakeExecutor(num_pages=100, page_size=16, max_step_tokens=2048, step_s=1e-3)
+    engine = make_engine(executor, context_len=1000)
+    for token in range(4):
+        submit(engine, [token] * 200, max_tokens=8)
+    for _ in range(4):
+        assert engine.step()
+    assert chunk_lens(executor) == [[200, 56], [1, 144, 112], [1, 1, 88, 168], [1, 1, 1, 32]]
+
+
+def test_a_prompt_by_itself_and_a_given_budget_take_all_of_a_step() -> None:
+    for config, expected in (({}, [600]), ({"max_batch_tokens": 1000}, [600, 400])):
+        executor = FakeExecutor(num_pages=100, page_size=16, max_step_tokens=2048)
+        engine = make_engine(executor, context_len=1000, **config)
+        for token in range(2):
+            submit(engine, [token] * 600, max_tokens=8)
+        assert engine.step()
+        assert chunk_lens(executor) == [expected]
+
+
+def test_without_kv_cache_all_sequences_advance_together() -> None:
+    executor = FakeExecutor(num_pages=100, page_size=16, max_step_tokens=2048)
+    engine = make_engine(executor, context_len=1000, kv_cache=False)
+    for token in range(2):
+        submit(engine, [token] * 300, max_tokens=8)
+    for _ in range(2):
+        assert engine.step()
+    assert chunk_lens(executor) == [[300, 300], [301, 301]]
+
+
 def test_a_budget_smaller_than_the_decodes_goes_round() -> None:
     executor = FakeExecutor()
     engine = make_engine(executor, max_batch_tokens=2, scheduler="static", max_requests=5)

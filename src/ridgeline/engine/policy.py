@@ -58,9 +58,13 @@ class PrefillPacer:
     What a chunk cost is its step's time less that of the steps that only decode: where these alone take as long as the
     target, prompts would else creep by the smallest chunk, each at the price of a whole step. A chunk is also allowed
     as many tokens as there are decodes beside it, which at most doubles the step's rows.
+
+    Prompts that wait together are not computed together, which would have the first one wait for the last one's
+    tokens: a step takes up a further prompt only as far as that makes its rows faster.
     """
 
     MIN_TOKENS = 16
+    ENOUGH_TOKENS = 256  # of prefill: more in one step are hardly faster per token
     MAX_CHANGE = 2.0  # from one chunk to the next, so that a step that was disturbed misleads but the next few
     SMOOTHING = 0.5  # weight of the newest step in the moving average
 
@@ -73,6 +77,10 @@ class PrefillPacer:
     def max_prefill_tokens(self, room: int, num_decodes: int) -> int:
         """How many of `room` tokens of a step's budget may be prefill when the step also decodes."""
         return room if self._fixed else min(room, max(self._num_tokens, num_decodes))
+
+    def max_further_tokens(self, room: int, num_prefill: int) -> int:
+        """How many of `room` tokens other prompts may have in a step with a chunk of `num_prefill` tokens."""
+        return room if self._fixed else max(0, min(room, self.ENOUGH_TOKENS - num_prefill))
 
     def observe(self, chunk_lens: Sequence[int], duration_s: float) -> None:
         """A step that ran chunks of so many tokens; chunks of one token are decodes."""

@@ -128,6 +128,8 @@ class Scheduler:
             if victim is request:
                 return
         step.give(request, count)
+        if count > 1 and self._config.kv_cache:  # without, what is computed again is no prompt that others wait behind
+            step.cap_room(self.pacer.max_further_tokens(step.room, count))
         self._num_turns += 1
         request.last_turn = self._num_turns
 
