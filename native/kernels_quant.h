@@ -143,17 +143,20 @@ static inline Vec butterflies_within(Vec x) {
 }
 
 // kRadix vectors, `stride` values apart, through the stages that stay among them; before, where they are neighbours,
-// through those within each. So a row passes its registers a third as often as there are stages.
+// through those within each. So a row passes its registers a third as often as there are stages. `next` is asked for, a
+// line at a time, so that it waits for nobody.
 template <int kRadix>
-static inline void hadamard_pass(float* x, int length, int stride, float scale) {
+static inline void hadamard_pass(float* x, const float* next, int length, int stride, float scale) {
   const bool neighbours = stride == kLanes;
   for (int begin = 0; begin < length; begin += kRadix * stride)
     for (int i = begin; i < begin + stride; i += kLanes) {
       Vec v[kRadix];
       for (int j = 0; j < kRadix; ++j) v[j] = load(x + i + j * stride);
       if (neighbours)
-        for (int j = 0; j < kRadix; ++j)
+        for (int j = 0; j < kRadix; ++j) {
+          __builtin_prefetch(next + i + j * stride);
           v[j] = butterflies_within<8>(butterflies_within<4>(butterflies_within<2>(butterflies_within<1>(v[j]))));
+        }
       for (int half = 1; half < kRadix; half *= 2)
         for (int j = 0; j < kRadix; ++j)
           if (!(j & half)) {
@@ -165,8 +168,8 @@ static inline void hadamard_pass(float* x, int length, int stride, float scale) 
     }
 }
 
-// In place, neighbours first.
-static inline void hadamard(float* x, int length) {
+// In place, neighbours first. `next`: the values that are transformed after these.
+static inline void hadamard(float* x, const float* next, int length) {
   const float scale = 1.0f / std::sqrt(static_cast<float>(length));
   if (length < kLanes) {
     for (int half = 1; half < length; half *= 2) scalar_butterflies(x, length, half);
@@ -180,7 +183,7 @@ static inline void hadamard(float* x, int length) {
                       : radix == 4 ? hadamard_pass<4>
                       : radix == 2 ? hadamard_pass<2>
                                    : hadamard_pass<1>;
-    pass(x, length, stride, stride * radix == length ? scale : 1.0f);
+    pass(x, next, length, stride, stride * radix == length ? scale : 1.0f);
     stride *= radix;
   } while (stride < length);
 }
@@ -218,9 +221,10 @@ static inline void mix_blocks(float* x, int length, int any_count, const float* 
 }
 
 // `count` values to `group` codes, the rest of them 0. In a long group, several chains of maxima and sums spare each
-// the wait for the one before.
+// the wait for the one before. `next`: the values that are quantized after these, asked for a line at a time.
 template <int kChains>
-static inline void quantize_group(const float* x, int count, int group, int8_t* codes, float* scale, int32_t* sum) {
+static inline void quantize_group(const float* x, const float* next, int count, int group, int8_t* codes, float* scale,
+                                  int32_t* sum) {
   Vec largest_of[kChains], not_finite[kChains];
   for (int c = 0; c < kChains; ++c) largest_of[c] = not_finite[c] = zero();
   const auto see = [&](Vec values, int c) {
@@ -229,7 +233,10 @@ static inline void quantize_group(const float* x, int count, int group, int8_t* 
   };
   int i = 0;
   for (; i + kChains * kLanes <= count; i += kChains * kLanes)
-    for (int c = 0; c < kChains; ++c) see(load(x + i + c * kLanes), c);
+    for (int c = 0; c < kChains; ++c) {
+      __builtin_prefetch(next + i + c * kLanes);
+      see(load(x + i + c * kLanes), c);
+    }
   for (; i < count; i += kLanes) see(load_left(x + i, count - i), 0);
   for (int c = 1; c < kChains; ++c) {
     largest_of[0] = max(largest_of[0], largest_of[c]);
@@ -259,9 +266,10 @@ static inline void quantize_group(const float* x, int count, int group, int8_t* 
   *sum = static_cast<int32_t>(reduce_add(sum_of[0]));
 }
 
-static inline void quantize_group(const float* x, int count, int group, int8_t* codes, float* scale, int32_t* sum) {
+static inline void quantize_group(const float* x, const float* next, int count, int group, int8_t* codes, float* scale,
+                                  int32_t* sum) {
   constexpr int kLong = 256;
-  (group < kLong ? quantize_group<1> : quantize_group<4>)(x, count, group, codes, scale, sum);
+  (group < kLong ? quantize_group<1> : quantize_group<4>)(x, next, count, group, codes, scale, sum);
 }
 
 static inline void sum_parts(const int8_t* codes, PartSums* sums) {
@@ -279,15 +287,19 @@ static void quantize(const QuantizeArgs& a, int row_begin, int row_end) {
   for (int row = row_begin; row < row_end; ++row) {
     float* x = a.input + row * a.input_stride;
     if (a.hadamard > 1)
-      for (int begin = 0; begin < a.width; begin += a.hadamard) hadamard(x + begin, a.hadamard);
+      for (int begin = 0; begin < a.width; begin += a.hadamard) {
+        const int after = begin + a.hadamard;
+        hadamard(x + begin, x + (after < a.width ? after : a.input_stride), a.hadamard);
+      }
     if (a.mixing) {
       const int count = a.width / a.hadamard;
       (count == 3 ? mix_blocks<3> : mix_blocks<0>)(x, a.hadamard, count, a.mixing);
     }
+    const float* next = a.hadamard > 1 ? x : x + a.input_stride;  // the transform has asked for the next row
     for (int g = 0; g < a.num_groups; ++g) {
       const int begin = g * a.group, left = a.width - begin, count = left < 0 ? 0 : left < a.group ? left : a.group;
       const size_t of_row = static_cast<size_t>(row) * a.num_groups + g;
-      quantize_group(x + begin, count, a.group, a.codes + row * a.codes_stride + begin, a.scales + of_row,
+      quantize_group(x + begin, next + begin, count, a.group, a.codes + row * a.codes_stride + begin, a.scales + of_row,
                      a.sums + of_row);
       if (a.part_sums) sum_parts(a.codes + row * a.codes_stride + begin, a.part_sums + of_row);
     }

@@ -43,7 +43,7 @@ static inline float convert_head(const float* head, int head_dim, To* to) {
 static inline float convert_head(const float* head, int head_dim, int8_t* to) {
   float scale;
   int32_t sum;
-  quantize_group(head, head_dim, padded_head_dim(head_dim), to, &scale, &sum);
+  quantize_group(head, head, head_dim, padded_head_dim(head_dim), to, &scale, &sum);
   return scale;
 }
 
@@ -174,6 +174,10 @@ static inline float prepare(const RopeArgs& a, const float* from, const float* n
   return convert_head(head, a.head_dim, to);
 }
 
+static inline void prefetch_head(const float* head, int head_dim) {
+  for (int i = 0; i < head_dim; i += kLanes) __builtin_prefetch(head + i);
+}
+
 template <class Pages>
 static inline void rope_queries(const RopeArgs& a, int row) {
   using Query = typename Pages::Query;
@@ -185,14 +189,11 @@ static inline void rope_queries(const RopeArgs& a, int row) {
   for (int h = 0; h < a.kv.num_kv_heads; ++h) {
     Query* q = static_cast<Query*>(a.q) + h * a.q_head_stride + static_cast<size_t>(row) * group * a.head_dim;
     for (int i = 0; i < group; ++i, from += a.head_dim, q += a.head_dim) {
+      prefetch_head(from + a.qkv_stride, a.head_dim);  // of the next row
       prepare(a, from, a.q_norm, cos, whole ? q : query);
       if (!whole) std::memcpy(q, query, sizeof(Query) * a.head_dim);
     }
   }
-}
-
-static inline void prefetch_head(const float* head, int head_dim) {
-  for (int i = 0; i < head_dim; i += kLanes) __builtin_prefetch(head + i);
 }
 
 // The keys and values of one head and of rows whose slots follow each other in one page: one head after another, as

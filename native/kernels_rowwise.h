@@ -66,6 +66,7 @@ static void norm(const NormArgs& a, int row_begin, int row_end) {
     const float* in = a.input + row * a.input_stride;
     const Vec inverse = inverse_root_mean_square(in, a.width, a.padded_width, a.eps);
     for (int i = 0; i < a.padded_width; i += kLanes) {
+      __builtin_prefetch(in + a.input_stride + i);  // of the next row
       store_as(a.out_format, a.out, row * a.out_stride + i, mul(mul(load(in + i), inverse), load(a.weight + i)));
     }
   }
