@@ -278,7 +278,7 @@ static inline void sum_parts(const int8_t* codes, PartSums* sums) {
     for (int i = 0; i < 16; ++i) sum += codes[16 * part + i];
     sums->of_16[part] = sum;
   }
-  constexpr int kOrder[] = {0, 2, 1, 3, 4, 6, 5, 7};
+  constexpr int kOrder[] = {0, 2, 1, 3, 4, 6, 5, 7};  // PartSums tells why
   for (int i = 0; i < 8; ++i)
     sums->of_32[i] = static_cast<int16_t>(sums->of_16[2 * kOrder[i]] + sums->of_16[2 * kOrder[i] + 1]);
 }

@@ -162,16 +162,17 @@ static void walk_tiles(const typename Product::Args& args, int row_begin, int ro
     const BlockPair pair = pair_at(block), next = pair_at(block + kStride);
     const char *first = weights(pair.first), *second = weights(pair.second);
     // nobody asked for the first pair, and one row tile leaves no time to ask for the next
-    const bool alone = row_tiles == 1, cold = alone || block == block_begin;
-    PairPrefetch ours{first + kPrefetchBytes, second + kPrefetchBytes, cold ? block_bytes : 0, kTileBytes};
-    PairPrefetch theirs{weights(next.first), weights(next.second), alone || block + kStride >= block_end ? 0 : block_bytes,
+    const bool one_tile = row_tiles == 1, cold = one_tile || block == block_begin;
+    const bool last = block + kStride >= block_end;
+    PairPrefetch of_this{first + kPrefetchBytes, second + kPrefetchBytes, cold ? block_bytes : 0, kTileBytes};
+    PairPrefetch of_next{weights(next.first), weights(next.second), one_tile || last ? 0 : block_bytes,
                         (kTileRows + row_tiles - 1) / row_tiles * 64};
     for (int row = row_begin; row < row_end; row += rows, ++tiles_done) {
       const PairEnd<Product, kEpilogue> end(a, row, pair);
       const auto* sums_before = sums[(tiles_done + 1) % 2];
       const auto each_step = [&](int step) {
-        ours.template step<_MM_HINT_T0>();
-        theirs.template step<_MM_HINT_T1>();
+        of_this.template step<_MM_HINT_T0>();
+        of_next.template step<_MM_HINT_T1>();
         const int until = std::min((step + 1) * rows_a_step, rows);
         for (int r = step * rows_a_step; r < until; ++r) end.prefetch(r);
         if (tiles_done == 0) return;
