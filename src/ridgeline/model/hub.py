@@ -7,7 +7,9 @@ needs the optional package huggingface_hub, which shows its own progress bars on
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ridgeline.errors import CheckpointError, ConfigError
 
@@ -57,18 +59,27 @@ def find_config(model_id: str) -> Path:
     cached = sorted(snapshots.glob("*/config.json"))
     if cached:
         return cached[-1]
+    return _fetch(
+        model_id,
+        lambda hub: hub.hf_hub_download(model_id, "config.json", cache_dir=cache_dir()),
+        by_hand="give the path of its config.json",
+    )
+
+
+def _fetch(model_id: str, download: Callable[[Any], str], *, by_hand: str) -> Path:
+    """What `download` gets by the package huggingface_hub. Raises ConfigError that says why it cannot, and what to do
+    instead."""
     missing = f"{model_id} is not in the local hub cache {cache_dir()}"
-    by_hand = "give the path of its config.json"
     if _is_offline():
         raise ConfigError(f"{missing}, and HF_HUB_OFFLINE forbids a download", hint=by_hand)
     try:
-        from huggingface_hub import hf_hub_download
+        import huggingface_hub
     except ImportError as error:
         hint = f"pip install 'ridgeline[hub]', or {by_hand}"
         raise ConfigError(f"{missing}, and huggingface_hub is not installed", hint=hint) from error
     try:
-        return Path(hf_hub_download(model_id, "config.json", cache_dir=cache_dir()))
-    except Exception as error:  # as in `_download`
+        return Path(download(huggingface_hub))
+    except Exception as error:  # the package lets its HTTP client's errors through: no common base
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"{missing}, and the download failed: {reason}", hint=by_hand) from error
 
@@ -92,24 +103,11 @@ def _is_complete(snapshot: Path) -> bool:
 
 
 def _download(model_id: str) -> Path:
-    missing = f"{model_id} is not in the local hub cache {cache_dir()}"
     by_hand = "put config.json, tokenizer.json and the .safetensors files in a directory and give its path"
-    if _is_offline():
-        raise ConfigError(f"{missing}, and HF_HUB_OFFLINE forbids a download", hint=by_hand)
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        hint = f"pip install 'ridgeline[hub]', or {by_hand}"
-        raise ConfigError(f"{missing}, and huggingface_hub is not installed", hint=hint) from error
-    try:
-        path = Path(
-            snapshot_download(
-                model_id, cache_dir=cache_dir(), allow_patterns=list(_FILES), ignore_patterns=list(_COPIES)
-            )
-        )
-    except Exception as error:  # the package lets its HTTP client's errors through: no common base
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"{missing}, and the download failed: {reason}", hint=by_hand) from error
+    patterns = {"allow_patterns": list(_FILES), "ignore_patterns": list(_COPIES)}
+    path = _fetch(
+        model_id, lambda hub: hub.snapshot_download(model_id, cache_dir=cache_dir(), **patterns), by_hand=by_hand
+    )
     if not _is_complete(path):
         raise ConfigError(f"{model_id} on the hub has no config.json with safetensors weights", hint=by_hand)
     return path
