@@ -33,7 +33,7 @@ void Executor::open_sampler(int slot, SamplerSetup setup, std::span<const int32_
   require_in_range(output, 0, shape_.vocab, "output_ids");
   require_in_range(setup.banned_ids, 0, shape_.vocab, "banned_ids");
   for (const auto& [id, bias] : setup.logit_bias) require_in_range({&id, 1}, 0, shape_.vocab, "logit_bias");
-  require(setup.top_logprobs >= 0 && setup.top_logprobs <= kMaxTopLogprobs, "top_logprobs");
+  require(setup.top_logprobs >= kNoLogprobs && setup.top_logprobs <= kMaxTopLogprobs, "top_logprobs");
   sampler_[slot].open(std::move(setup), prompt.data(), prompt.size(), output.data(), output.size());
 }
 
@@ -284,40 +284,43 @@ void Executor::gather(Shares& shares, const Op& op, int rows, int first_logit_ro
   });
 }
 
-void Executor::report_rows(Shares& shares, const Op& logits, int rows, int first_logit_row) {
-  const Buffer& buffer = buffers_[logits.out];
+void Executor::report_rows(Shares& shares, const Op& op, int rows, int first_logit_row) {
   shares.run(rows, [&](int row) {
-    float* values = buffer.row(row);
-    std::fill(values + shape_.vocab, values + buffer.stride, -INFINITY);  // padding, not a token
-    report_row(first_logit_row + row, values);
+    report_row(first_logit_row + row, {kernels_, buffers_[op.out].row(row), logit_maxima(op, row), shape_.vocab});
   });
 }
 
-void Executor::report_row(int row, float* logits) {
+float* Executor::logit_maxima(const Op& op, int row) const {
+  return logit_maxima_.as<float>() + static_cast<size_t>(row) * ceil_div(matrices_[op.matrix].num_blocks(), kTopBlocks);
+}
+
+void Executor::report_row(int row, const Logits& logits) {
   if (want_logits_)
-    std::memcpy(result_.logits.data() + static_cast<size_t>(row) * shape_.vocab, logits, sizeof(float) * shape_.vocab);
-  const RowStatistics stats = row_statistics(kernels_, logits, round_up(shape_.vocab, kLanes));
-  if (!stats.finite) return;
+    std::memcpy(result_.logits.data() + static_cast<size_t>(row) * shape_.vocab, logits.values, sizeof(float) * shape_.vocab);
+  if (!std::isfinite(logits.max())) return;
   if (sampler_slots_[row] < 0) {
     result_.finite[row] = 1;
-    report_token(row, logits, stats.log_sum_exp, score_ids_[row], score_top_[row]);
+    report_token(row, logits, score_ids_[row], score_top_[row]);
     return;
   }
   SamplerSlot& slot = sampler_[sampler_slots_[row]];
-  const int token = slot.sample(logits, shape_.vocab, static_cast<uint32_t>(positions_[logit_rows_[row]]) + 1);
+  const int token = slot.sample(logits, static_cast<uint32_t>(positions_[logit_rows_[row]]) + 1);
   if (token == kNoToken) return;
   result_.finite[row] = 1;
   result_.token_ids[row] = token;
-  report_token(row, logits, stats.log_sum_exp, token, slot.top_logprobs());
+  if (slot.top_logprobs() != kNoLogprobs) report_token(row, logits, token, slot.top_logprobs());
 }
 
-void Executor::report_token(int row, const float* logits, float log_sum_exp, int token, int num_top) {
-  if (token != kNoToken) result_.logprobs[row] = logits[token] - log_sum_exp;
-  int32_t* ids = result_.top_ids.data() + static_cast<size_t>(row) * kMaxTopLogprobs;
-  num_top = std::min(num_top, shape_.vocab);
-  top_ids(logits, shape_.vocab, num_top, ids);
-  for (int i = 0; i < num_top; ++i)
-    result_.top_logprobs[static_cast<size_t>(row) * kMaxTopLogprobs + i] = logits[ids[i]] - log_sum_exp;
+void Executor::report_token(int row, const Logits& logits, int token, int num_top) {
+  const float log_sum_exp = logits.log_sum_exp();
+  if (token != kNoToken) result_.logprobs[row] = logits.values[token] - log_sum_exp;
+  std::vector<int32_t> ids;
+  logits.best_ids(num_top, ids);
+  const size_t first = static_cast<size_t>(row) * kMaxTopLogprobs;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    result_.top_ids[first + i] = ids[i];
+    result_.top_logprobs[first + i] = logits.values[ids[i]] - log_sum_exp;
+  }
 }
 
 }  // namespace ridgeline

@@ -21,6 +21,7 @@ namespace ridgeline {
 constexpr int kMaxTopLogprobs = 20;
 constexpr int kLogitRows = 64;  // logit rows that stand in memory at once
 constexpr int kNormRows = 8;    // rows that a thread normalizes, and quantizes, at a time
+constexpr int kTopBlocks = kTopIds / kLanes;  // blocks of the head's outputs that share a maximum
 
 struct ModelShape {
   int num_layers = 0;
@@ -169,13 +170,16 @@ class Executor {
   QuantizeArgs quantize_args(const Buffer& out, int first_row) const;
   void matmul(Shares& shares, const Op& op, int rows);
   template <class Args>
-  void run_product(Shares& shares, const Args& args, ProductKernel<Args> kernel, int rows, size_t row_bytes);
+  void run_product(Shares& shares, const Op& op, const Args& args, ProductKernel<Args> kernel, int rows,
+                   size_t row_bytes);
+  void keep_maxima(const Op& op, int rows, int begin, int end);
+  float* logit_maxima(const Op& op, int row) const;
   void rope_store(Shares& shares, const Op& op);
   void attention(Shares& shares, const Op& op);
   void gather(Shares& shares, const Op& op, int rows, int first_logit_row);
-  void report_rows(Shares& shares, const Op& logits, int rows, int first_logit_row);
-  void report_row(int row, float* logits);
-  void report_token(int row, const float* logits, float log_sum_exp, int token, int num_top);
+  void report_rows(Shares& shares, const Op& op, int rows, int first_logit_row);
+  void report_row(int row, const Logits& logits);
+  void report_token(int row, const Logits& logits, int token, int num_top);
   KvLayer kv_layer(int layer) const;
   size_t q_head_stride() const {
     return token_ids_.size() * (shape_.num_heads / shape_.num_kv_heads) * shape_.head_dim;
@@ -196,6 +200,7 @@ class Executor {
   std::vector<Memory> vectors_;
   std::vector<Memory> scratch_;  // one per thread: rows that a norm leaves for quantization
   std::vector<Op> ops_;
+  Memory logit_maxima_;  // [kLogitRows, blocks of kTopIds]
   Memory kv_memory_;
   KvHeadBytes head_bytes_;  // of a page
   std::vector<SamplerSlot> sampler_;

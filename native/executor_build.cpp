@@ -149,7 +149,9 @@ void Executor::add_gather(int source, int out) { ops_.push_back({Kind::kGather, 
 
 void Executor::add_logits(int source, int matrix, int out) {
   require_product(source, matrix, out, 0, Epilogue::kStore);
+  require(matrices_.at(matrix).outputs() == shape_.vocab, "the head has another number of outputs than there are tokens");
   ops_.push_back({Kind::kLogits, source, out, matrix});
+  reserve(logit_maxima_, kLogitRows * ceil_div(matrices_[matrix].num_blocks(), kTopBlocks) * sizeof(float));
 }
 
 std::vector<Memory*> Executor::sections() {
@@ -171,6 +173,7 @@ size_t Executor::buffer_bytes() const {
   size_t bytes = 0;
   for (const Buffer& b : buffers_) bytes += b.memory.bytes() + b.scales.bytes() + b.sums.bytes() + b.part_sums.bytes();
   for (const Memory& rows : scratch_) bytes += rows.bytes();
+  bytes += logit_maxima_.bytes();
   return bytes;
 }
 

@@ -1,5 +1,6 @@
 // The ops of a step that prepare and take matrix products; see executor.cpp for the step itself.
 #include <algorithm>
+#include <cmath>
 
 #include "checks.h"
 #include "executor.h"
@@ -15,13 +16,29 @@ constexpr int kRowsInParts = 96;  // of a product that waits for its weights: ea
 }  // namespace
 
 template <class Args>
-void Executor::run_product(Shares& shares, const Args& args, ProductKernel<Args> kernel, int rows,
+void Executor::run_product(Shares& shares, const Op& op, const Args& args, ProductKernel<Args> kernel, int rows,
                            size_t row_bytes) {
+  if (op.kind == Kind::kLogits)
+    return shares.run_in_parts(ceil_div(args.num_blocks, kTopBlocks), 1, [&](int begin, int end) {
+      kernel(args, 0, rows, begin * kTopBlocks, std::min(end * kTopBlocks, args.num_blocks));
+      keep_maxima(op, rows, begin, end);
+    });
   if (rows <= kRowsInParts)
     return shares.run_in_parts(args.num_blocks, ProductTasks::kBlocks,
                                [&](int begin, int end) { kernel(args, 0, rows, begin, end); });
   const ProductTasks tasks(rows, args.num_blocks, row_bytes);
   shares.run(tasks.count(), [&](int task) { tasks.run(task, args, kernel); });
+}
+
+// Of logits that were just written, and are still in the cache. Padding is no token.
+void Executor::keep_maxima(const Op& op, int rows, int begin, int end) {
+  const Buffer& out = buffers_[op.out];
+  const int first = begin * kTopIds, last = std::min(end * kTopIds, round_up(shape_.vocab, kLanes));
+  for (int row = 0; row < rows; ++row) {
+    float* logits = out.row(row);
+    if (last > shape_.vocab) std::fill(logits + shape_.vocab, logits + last, -INFINITY);
+    kernels_.block_maxima(logits + first, last - first, logit_maxima(op, row) + begin);
+  }
 }
 
 void Executor::embed(Shares& shares, const Op& op, int rows) {
@@ -117,12 +134,12 @@ void Executor::matmul(Shares& shares, const Op& op, int rows) {
     args.out_stride = out.stride;
     args.epilogue = op.epilogue;
     const auto kernel = args.two_level ? kernels_.matmul_two_level : kernels_.matmul_quant;
-    return run_product(shares, args, kernel, rows, in.stride);
+    return run_product(shares, op, args, kernel, rows, in.stride);
   }
   void* to = out.memory.as<char>() + op.column * element_bytes(out.format);
   const MatmulArgs args{in.data(), in.stride, m.data(), m.padded_inner(), blocks, bias, to, out.stride, op.epilogue,
                         out.format};
-  run_product(shares, args, m.format() == Format::kBf16 ? kernels_.matmul_bf16 : kernels_.matmul_f32, rows,
+  run_product(shares, op, args, m.format() == Format::kBf16 ? kernels_.matmul_bf16 : kernels_.matmul_f32, rows,
               in.stride * element_bytes(in.format));
 }
 

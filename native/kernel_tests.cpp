@@ -153,6 +153,34 @@ float log_sum_exp(const std::string& isa, Array1 values) {
   return kernels_by_name(isa.c_str()).log_sum_exp(padded.data(), padded.size(), max);
 }
 
+std::vector<float> block_maxima(const std::string& isa, Array1 values) {
+  std::vector<float> padded(round_up(values.size(), kLanes), -INFINITY);
+  std::copy_n(values.data(), values.size(), padded.begin());
+  std::vector<float> maxima(ceil_div(values.size(), kTopIds));
+  kernels_by_name(isa.c_str()).block_maxima(padded.data(), padded.size(), maxima.data());
+  return maxima;
+}
+
+nb::tuple weigh(const std::string& isa, Array1 values, float max, double scale) {
+  if (values.size() % kLanes != 0) throw std::invalid_argument("values are not a multiple of 16");
+  std::vector<double> weights(values.size());
+  const double sum = kernels_by_name(isa.c_str()).weigh(values.data(), values.size(), max, scale, weights.data());
+  return nb::make_tuple(weights, sum);
+}
+
+// The token of a fresh slot, and the `num_best` best ids.
+nb::tuple sample(const std::string& isa, const SamplerSetup& setup, Array1 values, uint32_t position, int num_best) {
+  std::vector<float> padded(round_up(values.size(), kLanes), -INFINITY);
+  std::copy_n(values.data(), values.size(), padded.begin());
+  const std::vector<float> maxima = block_maxima(isa, values);
+  const Logits logits{kernels_by_name(isa.c_str()), padded.data(), maxima.data(), static_cast<int>(values.size())};
+  SamplerSlot slot;
+  slot.open(setup, nullptr, 0, nullptr, 0);
+  std::vector<int32_t> best;
+  logits.best_ids(num_best, best);
+  return nb::make_tuple(slot.sample(logits, position), best);
+}
+
 }  // namespace
 
 Epilogue parse_epilogue(const std::string& name) {
@@ -172,6 +200,9 @@ void bind_kernel_tests(nb::module_& m) {
         "qkv"_a, "inverse_frequencies"_a, "block_table"_a, "pages"_a, "out"_a);
   t.def("norm", &norm, "isa"_a, "dtype"_a, "eps"_a, "input"_a, "weight"_a, "out"_a);
   t.def("log_sum_exp", &log_sum_exp, "isa"_a, "values"_a);
+  t.def("sample", &sample, "isa"_a, "setup"_a, "values"_a, "position"_a, "num_best"_a);
+  t.def("block_maxima", &block_maxima, "isa"_a, "values"_a);
+  t.def("weigh", &weigh, "isa"_a, "values"_a, "max"_a, "scale"_a);
   t.def(
       "philox",
       [](const std::vector<uint32_t>& counter, const std::vector<uint32_t>& key) {

@@ -16,6 +16,7 @@ constexpr int kPageSize = 32;      // tokens in a KV page: an inner length of we
 constexpr int kSplitKeys = 512;    // attention's state is begun anew every so many keys
 constexpr int kMaxQueries = 32;    // in one attention task
 constexpr int kMaxHeadDim = 512;
+constexpr int kTopIds = 128;       // token ids that share one maximum, and one sum of their weights, in the sampler
 
 enum class Format { kF32, kBf16 };
 enum class KvFormat { kF32, kBf16, kInt8 };  // of pages
@@ -191,6 +192,10 @@ struct Kernels {
   void (*merge_splits)(const AttentionArgs&, const AttentionTask&);
   // log(sum(exp(x))) over `count` finite values whose maximum is `max`; count is padded to 16 with -infinity.
   float (*log_sum_exp)(const float* x, int count, float max);
+  // The largest of each kTopIds values, a NaN counted as +infinity; count is padded to 16 with -infinity.
+  void (*block_maxima)(const float* x, int count, float* maxima);
+  // weights[i] = 2^((x[i] - max) * scale), none of x above max; returns their sum. `count` is a multiple of 16.
+  double (*weigh)(const float* x, int count, float max, double scale, double* weights);
 
   const KvKernels& of(KvFormat format) const { return kv[static_cast<int>(format)]; }
 };

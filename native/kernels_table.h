@@ -6,6 +6,7 @@
 #include "kernels_quant.h"
 #include "kernels_rope.h"
 #include "kernels_rowwise.h"
+#include "kernels_sampling.h"
 #include "kernels_two_level.h"
 
 #ifndef RIDGELINE_MATMUL_BF16
@@ -31,6 +32,8 @@ static const Kernels kTable = {
     {{rope<PagesF32>, attend_f32}, {rope<PagesBf16>, RIDGELINE_ATTEND_BF16}, {rope<PagesInt8>, RIDGELINE_ATTEND_INT8}},
     merge_splits,
     log_sum_exp,
+    block_maxima,
+    weigh,
 };
 
 }  // namespace ridgeline::RIDGELINE_ISA

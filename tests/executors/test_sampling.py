@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.engine.plan import NO_TOKEN
+from ridgeline.engine.plan import NO_LOGPROBS, NO_TOKEN
 from ridgeline.executors.philox import philox4x32, uniform
 from ridgeline.executors.sampling import SamplerSlots, score
 from step_plans import sampler_setup
@@ -122,6 +122,12 @@ def test_logprobs_are_of_the_raw_distribution():
     assert [i for i, _ in choice.top] == [2, 3, 1]
     assert choice.top[2][1] == pytest.approx(expected[1], abs=1e-6)
     assert score(logits, 1, 0).logprob == pytest.approx(expected[1], abs=1e-6)
+
+
+def test_logprobs_that_nobody_wants_are_not_computed():
+    choice = sample([1.0, 2.0], top_logprobs=NO_LOGPROBS)
+    assert (choice.token_id, choice.top, choice.finite) == (1, (), True)
+    assert np.isnan(choice.logprob)
 
 
 @pytest.mark.parametrize("logits", [[np.nan, 1, 2], [np.inf, 1, 2], [-np.inf] * 3])

@@ -124,6 +124,31 @@ def test_log_sum_exp(isa):
     assert kernels.log_sum_exp(isa, values) == kernels.log_sum_exp("generic", values)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("count", [1, 128, 300])
+def test_block_maxima_count_a_nan_as_infinity(isa, count):
+    values = realistic(np.random.default_rng(count), count)
+    blocks = [values[first : first + 128] for first in range(0, count, 128)]
+    assert kernels.block_maxima(isa, values) == [block.max() for block in blocks]
+    blocks[-1][-1] = np.nan
+    assert kernels.block_maxima(isa, values)[-1] == np.inf
+    blocks[-1][:] = -np.inf
+    assert kernels.block_maxima(isa, values)[-1] == -np.inf
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("scale", [1e-3, 1.4426950408889634, 50.0, 1e300])
+def test_weights_are_exponentials_in_fp64(isa, scale):
+    values = -np.abs(realistic(np.random.default_rng(2), 160))
+    values[:4] = 0.0, -np.inf, -1e30, -1e-38
+    weights, total = kernels.weigh(isa, values, 0.0, scale)
+    with np.errstate(over="ignore"):
+        exponents = np.maximum(values.astype(np.float64) * scale, -1e6)
+    np.testing.assert_allclose(weights, np.where(exponents < -1022, 0.0, np.exp2(exponents)), rtol=1e-15)
+    assert total == pytest.approx(sum(weights), rel=1e-14)
+    assert (weights, total) == kernels.weigh("generic", values, 0.0, scale)
+
+
 def as_codes(heads):
     """Each head's values rounded to 127 steps on either side, times the step."""
     steps = np.abs(heads).max(axis=-1, keepdims=True) / 127

@@ -6,12 +6,13 @@ samples, and one for each prompt position whose logprob is wanted: position p is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
-from ridgeline.engine.plan import NO_TOKEN, NULL_PAGE, Int32, SamplerSetup, StepPlan
+from ridgeline.engine.plan import NO_LOGPROBS, NO_TOKEN, NULL_PAGE, Int32, SamplerSetup, StepPlan
 from ridgeline.engine.request import Request
 from ridgeline.engine.scheduler import Chunk
 
@@ -71,14 +72,15 @@ def continued_plan(plan: StepPlan, chunks: Sequence[Chunk], page_size: int) -> S
     )
 
 
-def _int32(values: Iterator[int]) -> Int32:
+def _int32(values: Iterable[int]) -> Int32:
     return np.fromiter(values, np.int32)
 
 
 def _block_tables(chunks: Sequence[Chunk]) -> Int32:
-    tables = np.full((len(chunks), max(len(chunk.request.pages) for chunk in chunks)), NULL_PAGE, np.int32)
-    for table, chunk in zip(tables, chunks, strict=True):
-        table[: len(chunk.request.pages)] = chunk.request.pages
+    pages = [chunk.request.pages for chunk in chunks]
+    num_pages = np.array(list(map(len, pages)))  # [S]
+    tables = np.full((len(chunks), num_pages.max()), NULL_PAGE, np.int32)
+    tables[np.arange(tables.shape[1]) < num_pages[:, None]] = _int32(chain.from_iterable(pages))
     return tables
 
 
@@ -117,7 +119,7 @@ def _setup(request: Request, eos_ids: frozenset[int]) -> SamplerSetup:
         min_tokens=params.min_tokens,
         banned_ids=tuple(sorted(ending)) if params.min_tokens else (),
         logit_bias=params.logit_bias,
-        top_logprobs=params.logprobs or 0,
+        top_logprobs=NO_LOGPROBS if params.logprobs is None else params.logprobs,
         prompt_ids=tuple(request.prompt_ids),
         output_ids=tuple(request.output_ids),
     )

@@ -17,6 +17,7 @@ Float32 = NDArray[np.float32]
 
 NULL_PAGE = 0
 NO_TOKEN = -1
+NO_LOGPROBS = -1
 MAX_TOP_LOGPROBS = 20
 
 
@@ -40,7 +41,7 @@ class SamplerSetup:
     min_tokens: int  # `banned_ids` cannot be sampled before so many output tokens
     banned_ids: tuple[int, ...]
     logit_bias: tuple[tuple[int, float], ...]
-    top_logprobs: int  # alternatives to report per sampled token, 0..MAX_TOP_LOGPROBS
+    top_logprobs: int  # alternatives to report per sampled token, 0..MAX_TOP_LOGPROBS; NO_LOGPROBS: nor its own
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
 
@@ -85,7 +86,7 @@ class StepResult:
     """
 
     token_ids: Int32  # [R]: sampled tokens; NO_TOKEN for rows that are only scored
-    logprobs: Float32  # [R]: of the sampled token, or of the scored one
+    logprobs: Float32  # [R]: of the sampled token, or of the scored one; NaN where nobody wants it
     top_ids: Int32  # [R, MAX_TOP_LOGPROBS], best first, ties to the lowest id, padded with NO_TOKEN
     top_logprobs: Float32  # [R, MAX_TOP_LOGPROBS]
     finite: NDArray[np.bool_]  # [R]

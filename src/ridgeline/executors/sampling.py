@@ -1,6 +1,7 @@
 """The sampler, in numpy: what the torch executor uses, and the slow obvious twin of the native one.
 
-Both choose the same token for the same logits. This is the specification that both implement.
+Both choose the same token for the same logits. This is the specification that both implement; the native one adds
+sums over all ids by blocks of 128, so that a draw within some 1e-14 of the edge between two ids may differ.
 
 State. A slot holds one sequence's setup, the set of prompt ids, a count per output id and the number of output tokens.
 Opening a slot counts `output_ids`; sampling a token counts it.
@@ -18,7 +19,7 @@ Adjusted logits `l`, in fp32, every operation rounded on its own (no fused multi
 Choice. Temperature 0: the largest l, ties to the lowest id. Else in fp64, where *sorted* means by l descending, then id
 ascending, and every sum runs sequentially in candidate order:
 
-5. z = l / temperature; w = exp(z - max z), so that the best candidate has w = 1;
+5. w = exp((l - max l) / temperature), so that the best candidate has w = 1;
 6. min_p > 0 keeps w >= min_p; top_k > 0 keeps the first top_k of the sorted candidates;
 7. top_p < 1 keeps the shortest sorted prefix whose sum of w is >= top_p * (the sum over what 6 kept, in id order);
 8. u is one Philox draw for (seed, choice, position, PURPOSE_TARGET), where `position` is the index in the sequence of
@@ -37,7 +38,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.engine.plan import NO_TOKEN, Float32, SamplerSetup
+from ridgeline.engine.plan import NO_LOGPROBS, NO_TOKEN, Float32, SamplerSetup
 from ridgeline.executors.philox import uniform
 
 Float64 = NDArray[np.float64]
@@ -90,7 +91,8 @@ class SamplerSlots:
             return NOT_FINITE
         state.output_counts[token_id] += 1
         state.num_outputs += 1
-        return score(logits, token_id, state.setup.top_logprobs)
+        num_top = state.setup.top_logprobs
+        return Choice(token_id, float("nan")) if num_top == NO_LOGPROBS else score(logits, token_id, num_top)
 
 
 def is_finite(logits: Float32) -> bool:
@@ -131,8 +133,8 @@ def _choose(adjusted: Float32, setup: SamplerSetup, position: int) -> int:
     """Steps 5 to 8; the token id."""
     if setup.temperature == 0:
         return int(adjusted.argmax())  # the first of equals
-    scaled = adjusted.astype(np.float64) / setup.temperature
-    weights = np.exp(scaled - scaled.max())
+    with np.errstate(over="ignore"):  # at the smallest temperatures: to -infinity, whose weight is 0
+        weights = np.exp((adjusted.astype(np.float64) - float(adjusted.max())) / setup.temperature)
     candidates = np.arange(len(adjusted))
     if setup.min_p > 0 or setup.top_k > 0 or setup.top_p < 1:
         candidates = _keep(_sorted_by_logit(adjusted), weights, setup)
