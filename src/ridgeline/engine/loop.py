@@ -66,6 +66,7 @@ class _Step:
     chunks: Sequence[Chunk]
     rows: Sequence[LogitRow]
     plan: StepPlan
+    ending_ids: frozenset[int]  # tokens that end some request of `rows`, if not all of them
     num_places: int
     start_s: float
     handle: StepHandle | ExecutionError
@@ -275,7 +276,7 @@ class Engine:
         end_s = self._clock()
         if following and next_plan and self._goes_on(result, step):
             next_plan.token_ids = result.token_ids
-            self._under_way = self._submit(following, step.rows, next_plan, end_s)
+            self._under_way = self._submit(following, step.rows, step.ending_ids, next_plan, end_s)
         self._end_step(step, result, end_s)
         return True
 
@@ -286,11 +287,19 @@ class Engine:
             return None
         plan, rows = build_plan(chunks, self._executor.page_size, self._eos_ids)
         plan.copy_pages = self._cache.take_copies()
-        return self._submit(chunks, rows, plan, now)
+        ending_ids = self._eos_ids.union(*{row.request.params.stop_token_ids for row in rows})
+        return self._submit(chunks, rows, ending_ids, plan, now)
 
-    def _submit(self, chunks: Sequence[Chunk], rows: Sequence[LogitRow], plan: StepPlan, now: float) -> _Step:
+    def _submit(
+        self,
+        chunks: Sequence[Chunk],
+        rows: Sequence[LogitRow],
+        ending_ids: frozenset[int],
+        plan: StepPlan,
+        now: float,
+    ) -> _Step:
         num_places = self._scheduler.num_places  # a stop string may end a request while the step computes
-        return _Step(chunks, rows, plan, num_places, now, _guarded(lambda: self._executor.submit(plan)))
+        return _Step(chunks, rows, plan, ending_ids, num_places, now, _guarded(lambda: self._executor.submit(plan)))
 
     def _goes_on(self, result: StepResult | ExecutionError, step: _Step) -> TypeGuard[StepResult]:
         """Whether the step after this one is as foreseen: nobody has ended and there is no news."""
@@ -299,6 +308,8 @@ class Engine:
         if self._submitted or self._aborted or self._questions:
             return False
         token_ids = result.token_ids.tolist()
+        if step.ending_ids.isdisjoint(token_ids):
+            return True
         return not any(is_ending(row.request, t, self._eos_ids) for row, t in zip(step.rows, token_ids, strict=True))
 
     def _end_step(self, step: _Step, result: StepResult | ExecutionError, end_s: float) -> None:
@@ -372,36 +383,37 @@ class Engine:
 
     def _commit(self, chunks: Sequence[Chunk], rows: Sequence[LogitRow], result: StepResult, now: float) -> None:
         """Makes the step's results part of the requests that still run; what ended while it computed is discarded."""
+        finite, token_ids = result.finite.tolist(), result.token_ids.tolist()
         for i, row in enumerate(rows):
             if row.request.status is not Status.RUNNING:
                 continue
-            if not result.finite[i]:
+            if not finite[i]:
                 hint = "its weights are damaged, or values exceed the number format, which --dtype fp32 would tell"
                 error = ExecutionError("the model's logits for this request are not finite numbers", hint=hint)
                 self._finish(row.request, FinishReason.ERROR, now, error)
             elif row.scores is not None:
                 self._commit_score(row.request, row.scores, i, result)
-        for chunk in chunks:
-            if chunk.request.status is Status.RUNNING:
-                chunk.request.num_computed_tokens = chunk.stop
-                self._cache.publish(chunk.request)
-                if chunk.request.max_tokens == 0 and chunk.stop == chunk.request.num_tokens:
-                    self._finish(chunk.request, FinishReason.LENGTH, now)  # all of its prompt is scored
+        for request, start, num_tokens in chunks:
+            if request.status is Status.RUNNING:
+                request.num_computed_tokens = start + num_tokens
+                self._cache.publish(request)
+                if request.max_tokens == 0 and request.num_remaining_tokens == 0:
+                    self._finish(request, FinishReason.LENGTH, now)  # all of its prompt is scored
         for i, row in enumerate(rows):
             if row.scores is None and row.request.status is Status.RUNNING:
-                self._commit_token(row.request, i, result, now)
+                self._commit_token(row.request, token_ids[i], i, result, now)
 
     def _commit_score(self, request: Request, position: int, i: int, result: StepResult) -> None:
         token_id = request.prompt_ids[position]
         request.prompt_logprobs.append(row_logprob(token_id, result, i, request.params.prompt_logprobs or 0))
 
-    def _commit_token(self, request: Request, i: int, result: StepResult, now: float) -> None:
-        request.output_ids.append(int(result.token_ids[i]))
+    def _commit_token(self, request: Request, token_id: int, i: int, result: StepResult, now: float) -> None:
+        request.output_ids.append(token_id)
         request.timeline.on_token(now)
         self._counters.on_token(request)
         if not self._config.kv_cache:
             request.num_computed_tokens = 0
-        outcome = token_outcome(request, result, i, self._eos_ids, now)
+        outcome = token_outcome(request, token_id, result, i, self._eos_ids, now)
         if outcome.finish_reason is not None:
             self._scheduler.finish(request)
         self._delivery.add(outcome)

@@ -5,15 +5,14 @@ Pure functions over one row of a StepResult; `loop.py` applies them, `delivery.p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ridgeline.engine.plan import StepResult
 from ridgeline.engine.request import FinishReason, Request, TokenLogprob
 from ridgeline.errors import RidgelineError
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What one step, an abort or a failure means for a request."""
 
     request: Request
@@ -31,9 +30,10 @@ def is_ending(request: Request, token_id: int, eos_ids: frozenset[int]) -> bool:
     return token_id in params.stop_token_ids or (token_id in eos_ids and not params.ignore_eos)
 
 
-def token_outcome(request: Request, result: StepResult, i: int, eos_ids: frozenset[int], now: float) -> Outcome:
+def token_outcome(
+    request: Request, token_id: int, result: StepResult, i: int, eos_ids: frozenset[int], now: float
+) -> Outcome:
     """Of the token that row `i` sampled, which has just become the request's last one."""
-    token_id = request.output_ids[-1]
     wanted = request.params.logprobs
     logprob = None if wanted is None else row_logprob(token_id, result, i, wanted)
     reason = stop_reason = None

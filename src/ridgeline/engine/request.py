@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ridgeline.engine.prefix import TOKEN_BYTES, encode
 from ridgeline.errors import RidgelineError
@@ -88,8 +88,7 @@ class RequestMetrics:
     cache_miss: MissReport | None = None  # when the request asked for an explanation
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What a request's sink receives: new text and tokens, and at last a finish reason.
 
     `token_ids` counts every generated token once, also those whose text is still held back.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ridgeline.config import EngineConfig
 from ridgeline.engine.cache import Cache
@@ -23,8 +23,7 @@ from ridgeline.engine.policy import PrefillPacer, outranks, rank, reserved_pages
 from ridgeline.engine.request import Request, Status
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A request's share of a step: the tokens at positions [start, start + num_tokens)."""
 
     request: Request
@@ -85,14 +84,19 @@ class Scheduler:
         all running requests decode, none ends by its length, and none can join. Else None."""
         if len(chunks) != len(self.running) or self._can_start() or not self._config.kv_cache:
             return None
-        if not all(c.num_tokens == 1 and c.samples and c.request.num_missing_outputs > 1 for c in chunks):
+        following: list[Chunk] = []
+        lacking: list[Request] = []  # one page each
+        for request, start, num_tokens in chunks:
+            num_known = start + num_tokens
+            if num_tokens != 1 or num_known != request.num_tokens or request.num_missing_outputs < 2:
+                return None
+            following.append(Chunk(request, num_known, 1))
+            if num_known >= len(request.pages) * self.cache.page_size:
+                lacking.append(request)
+        if len(lacking) > self.cache.num_available_meanwhile:
             return None
-        following = [Chunk(chunk.request, chunk.stop, 1) for chunk in chunks]
-        num_wanted = sum(self.cache.num_missing_pages(chunk.request, chunk.stop) for chunk in following)
-        if num_wanted > self.cache.num_available_meanwhile:
-            return None
-        for chunk in following:
-            self.cache.extend(chunk.request, chunk.stop)
+        for request in lacking:
+            self.cache.extend(request, request.num_tokens + 1)
         return following
 
     def next_start_s(self) -> float | None:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ridgeline.engine.request import SamplingParams
 from ridgeline.errors import RequestError
@@ -39,8 +38,7 @@ class TextTokenizer(Protocol):
     def is_control(self, token_id: int) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TextUpdate:
+class TextUpdate(NamedTuple):
     """What a push brought. With `stop` the request is over, and only `num_tokens_used` of the pushed tokens count."""
 
     text: str

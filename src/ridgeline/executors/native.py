@@ -43,7 +43,7 @@ class NativeHandle:
         token_ids, logprobs, top_ids, top_logprobs, finite, logits, duration_s = self._core.wait()
         if self._profile is not None:
             self._profile.add(self._plan, duration_s)
-        return StepResult(token_ids, logprobs, top_ids, top_logprobs, finite.astype(np.bool_), logits, duration_s)
+        return StepResult(token_ids, logprobs, top_ids, top_logprobs, finite.view(np.bool_), logits, duration_s)
 
 
 class NativeExecutor:
