@@ -84,6 +84,21 @@ def test_decodes_slower_than_the_target_do_not_starve_prompts() -> None:
     assert chunk == pytest.approx(100, abs=1)
 
 
+@pytest.mark.parametrize("first_seen", [[], [1]])
+def test_chunks_do_not_creep_beside_more_decodes_than_were_seen_alone(first_seen: list[int]) -> None:
+    """A burst of prompts: decodes that take 0.1 s, and 0.02 s more for each beyond the first."""
+    p = pacer(target_gap_s=0.1)
+    p.observe([100], duration_s=0.1)
+    if first_seen:
+        p.observe(first_seen, duration_s=0.1)
+    for num_decodes in range(2, 9):
+        chunk = p.max_prefill_tokens(2048, num_decodes)
+        p.observe([1] * num_decodes + [chunk], duration_s=0.1 + 0.02 * (num_decodes - 1) + 0.001 * chunk)
+        assert p.max_prefill_tokens(2048, num_decodes) == 100
+    p.observe([1] * 8 + [100], duration_s=2.0)  # more than eight times the one could explain
+    assert p.max_prefill_tokens(2048, 8) == (50 if first_seen else 100)
+
+
 def test_as_many_prompt_tokens_as_decodes_are_always_allowed() -> None:
     p = pacer(target_gap_s=0.1)
     p.observe([100], duration_s=100.0)

@@ -73,6 +73,7 @@ class PrefillPacer:
         self._fixed = config.max_batch_tokens is not None
         self._num_tokens = self.MIN_TOKENS
         self._decode_s: float | None = None  # of a step without prefill
+        self._num_decodes = 0  # in the latest of these
 
     def max_prefill_tokens(self, room: int, num_decodes: int) -> int:
         """How many of `room` tokens of a step's budget may be prefill when the step also decodes."""
@@ -85,14 +86,30 @@ class PrefillPacer:
     def observe(self, chunk_lens: Sequence[int], duration_s: float) -> None:
         """A step that ran chunks of so many tokens; chunks of one token are decodes."""
         num_prefill = sum(length for length in chunk_lens if length > 1)
+        num_decodes = chunk_lens.count(1)
         if duration_s <= 0:
             return
         if num_prefill == 0:
             before_s = duration_s if self._decode_s is None else self._decode_s
             self._decode_s = self.SMOOTHING * duration_s + (1 - self.SMOOTHING) * before_s
+            self._num_decodes = num_decodes
         elif num_prefill >= self._num_tokens / self.MAX_CHANGE:  # the short end of a prompt says little
-            pause_s = duration_s - (self._decode_s or 0.0) if 1 in chunk_lens else duration_s
-            fitting = num_prefill * self._target_gap_s / pause_s if pause_s > 0 else math.inf
+            shortest_s, longest_s = self._pause_bounds_s(duration_s, num_decodes)
+            fitting = max(
+                self._fitting(num_prefill, longest_s), min(self._num_tokens, self._fitting(num_prefill, shortest_s))
+            )
             least = max(self.MIN_TOKENS, self._num_tokens / self.MAX_CHANGE)
             most = self.MAX_CHANGE * max(num_prefill, self._num_tokens)
             self._num_tokens = int(max(least, min(fitting, most)))
+
+    def _pause_bounds_s(self, duration_s: float, num_decodes: int) -> tuple[float, float]:
+        """What a chunk can have cost: more decodes than were seen by themselves take as long as those did, or longer
+        by as much as they are more; of none seen, nobody knows how much of the step they took."""
+        if num_decodes == 0:
+            return duration_s, duration_s
+        if self._decode_s is None:
+            return 0.0, duration_s
+        return duration_s - self._decode_s * max(1.0, num_decodes / self._num_decodes), duration_s - self._decode_s
+
+    def _fitting(self, num_prefill: int, pause_s: float) -> float:
+        return num_prefill * self._target_gap_s / pause_s if pause_s > 0 else math.inf
