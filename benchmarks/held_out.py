@@ -64,7 +64,7 @@ def cut(model: str, file: Path | None = None, num_windows: int = NUM_WINDOWS) ->
 
 
 def parse_format(name: str, threads: int | None = None) -> ModelConfig:
-    """`DTYPE[+head=DTYPE][+kv=DTYPE]`, as `int4-g32+head=int8`."""
+    """`DTYPE[+head=DTYPE][+kv=DTYPE]`, as `int4-g32+head=int8-g32`."""
     dtype, *options = name.split("+")
     settings: dict[str, Any] = {"dtype": dtype}
     for option in options:

@@ -6,7 +6,7 @@ run may be cut into parts.
 
     .venv/bin/python benchmarks/train_tiny.py                  # once: the second model
     .venv/bin/python benchmarks/quality.py                     # every format, both models
-    .venv/bin/python benchmarks/quality.py MODEL --formats int8,int4-g32+head=int8,bf16+kv=fp32
+    .venv/bin/python benchmarks/quality.py MODEL --formats int8,int4-g32+head=int8-g32,bf16+kv=fp32
     .venv/bin/python benchmarks/quality.py --formats "" --llama-cpp TREE    # llama.cpp's own formats, by its own tools
 """
 
@@ -29,7 +29,7 @@ from ridgeline.model.resolve import resolve_model
 MODELS = ("smollm2-135m", str(cache_directory() / "tiny-llama"))
 FORMATS = (
     "bf16", "int8", "int8-g128", "int8-g64", "int8-g32", "int4-g128", "int4-g64", "int4-g32", "int4-g128-zp",
-    "int4-g64-zp", "int4-g32-zp", "int4-g32+head=int8",
+    "int4-g64-zp", "int4-g32-zp", "int4-g32+head=int8-g32",
 )  # fmt: skip
 OWN_GROUPS = "gguf"  # where the model is a GGUF file
 

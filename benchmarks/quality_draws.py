@@ -24,7 +24,7 @@ from quality_report import PEER, Results
 from reordered import write_reordered
 from ridgeline.cost.cores import usable_cores
 
-FORMATS = "int4-g32,int4-g32+head=int8,int4-g64,int4-g128"
+FORMATS = "int4-g32,int4-g32+head=int8-g32,int4-g64,int4-g128"
 PEER_FORMATS = "Q4_0 pure,Q4_0"
 
 

@@ -12,7 +12,7 @@ DIRECTORY = Path(__file__).parents[1] / "docs" / "results"
 REFERENCE = "fp32"
 PEER = "llama.cpp "  # begins the names of its rows
 LOSS_TARGETS = (("int8", "bf16", 0.005),)  # perplexity: row, against row, at most so much more
-NO_WORSE = (("int4-g32", PEER + "Q4_0 pure"), ("int4-g32+head=int8", PEER + "Q4_0"))
+NO_WORSE = (("int4-g32", PEER + "Q4_0 pure"), ("int4-g32+head=int8-g32", PEER + "Q4_0"))
 NOTES = {
     "smollm2-135m": "SmolLM2 comes to us in Q4_1 with a Q8_0 head, so 4-bit figures on it mislead either way: its own\n"
     "grid (`gguf`) keeps every weight, and any other 4-bit grid rounds a second time what was rounded before.",
@@ -24,9 +24,10 @@ INTRODUCTION = """# What a number format costs in quality
 Written by `benchmarks/quality.py` from `quality.json`. Of each window of 1,024 tokens of a text that is held out, the
 tokens of the second half are scored. Errors are standard errors over windows, and differences are paired window by
 window. KL is KL(fp32 || format), nats per token; top-1 is the share of tokens where both find the same one likeliest;
-weights are all that is in memory (llama.cpp: in the file), the output matrix included. `int4-g32+head=int8` is
-`--dtype int4-g32 --head-dtype int8`; `kv` is `--kv-dtype`. llama.cpp quantized and ran the same weights itself; `pure`
-is its `--pure`: the embedding and output matrix in that format too. `gguf of Q4_0` is Ridgeline on llama.cpp's file.
+weights are all that is in memory (llama.cpp: in the file), the output matrix included. `int4-g32+head=int8-g32` is
+`--dtype int4-g32 --head-dtype int8-g32`; `kv` is `--kv-dtype`. llama.cpp quantized and ran the same weights itself;
+`pure` is its `--pure`: the embedding and output matrix in that format too. `gguf of Q4_0` is Ridgeline on llama.cpp's
+file.
 """
 
 

@@ -3,7 +3,7 @@
 Quality is what `benchmarks/quality.py` found (docs/results/quality.json). Times are measured here: all formats are
 loaded and take turns for several rounds, on one sequence; figures are medians. Two minutes with SmolLM2 on two cores.
 
-    .venv/bin/python benchmarks/quantization.py [MODEL] [--formats bf16,int8,int4-g32+head=int8] [--rounds N]
+    .venv/bin/python benchmarks/quantization.py [MODEL] [--formats bf16,int8,int4-g32+head=int8-g32] [--rounds N]
 """
 
 from __future__ import annotations
