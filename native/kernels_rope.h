@@ -196,6 +196,10 @@ static inline void rope_queries(const RopeArgs& a, int row) {
   }
 }
 
+static inline void prefetch_to_write(const char* to, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(to + i, 1);
+}
+
 // The keys and values of one head and of rows whose slots follow each other in one page: one head after another, as
 // their part of a page stays in the L1 cache.
 template <class Pages>
@@ -209,6 +213,7 @@ static void store_rows(const RopeArgs& a, int h, int row_begin, int row_end) {
   if (a.clears[row_begin] && !overwritten) clear_slots<Pages>(a.kv, page, h, begin, a.head_dim);
   const size_t from_head = (a.num_heads + h) * static_cast<size_t>(a.head_dim);
   const size_t to_values = a.kv.num_kv_heads * static_cast<size_t>(a.head_dim);
+  const size_t row_bytes = sizeof(Element) * a.head_dim;
   for (int row = row_begin, count; row < row_end; row += count) {
     const int offset = begin + row - row_begin;
     count = offset % kLanes == 0 && row_end - row >= kLanes ? kLanes : 1;
@@ -216,12 +221,15 @@ static void store_rows(const RopeArgs& a, int h, int row_begin, int row_end) {
       const float* cos = a.rotations + a.positions[row + i] * 2 * a.rotation_stride;
       const float* from = a.qkv + (row + i) * a.qkv_stride + from_head;
       prefetch_head(from + to_values, a.head_dim);
+      if (count == kLanes) prefetch_to_write(keys + (offset + i) * row_bytes, row_bytes);
       scales[i] = prepare(a, from, a.k_norm, cos, elements[i]);
     }
     store_keys<Pages>(keys, offset, count, elements, scales, a.head_dim);
     for (int i = 0; i < count; ++i) {
       const float* from = a.qkv + (row + i) * a.qkv_stride + from_head;
       prefetch_head(from + a.head_dim, a.head_dim);  // the next head's key
+      // rows of values lie all over their page
+      if (count == kLanes && offset == 0) prefetch_to_write(values + 2 * i * row_bytes, 2 * row_bytes);
       scales[i] = prepare(a, from + to_values, nullptr, nullptr, elements[i]);
     }
     store_values<Pages>(values, offset, count, elements, scales, a.head_dim);
