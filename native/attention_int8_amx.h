@@ -31,11 +31,6 @@ struct Int8ByTiles {
   }
   static void release() { _tile_release(); }
 
-  static void attend_keys(const Inputs& o, Softmax<float>& softmax, const AttentionState& state, int num_queries,
-                          Keys split) {
-    attend_blocks<Int8ByTiles>(o, softmax, state, num_queries, split);
-  }
-
   static void score(const DigitQueries& o, Block<float>& b, int num_queries, Keys keys) {
     for (int key = keys.begin; key < keys.end; key += kPageSize)
       for (int first = 0; first < num_queries; first += kLanes) {

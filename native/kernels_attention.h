@@ -119,19 +119,20 @@ static inline void for_queries(int first, int end, const F& f) {
   if constexpr (Q > 1) for_queries<Q - 1>(first, end, f);
 }
 
-// The keys of a split, in whole pages, that some query sees.
+// The keys, in whole pages, that some query sees: all of them, and those of a split.
+static inline Keys keys_of_task(const Sight& sight, int num_queries) {
+  return {sight.first[0] / kBlockKeys * kBlockKeys, (sight.end[num_queries - 1] + kPageSize - 1) / kPageSize * kPageSize};
+}
 static inline Keys keys_of_split(const Sight& sight, int num_queries, int split) {
-  const int begin = split * kSplitKeys, seen = sight.end[num_queries - 1];
-  const int end = seen < begin + kSplitKeys ? seen : begin + kSplitKeys;
-  return {sight.first[0] > begin ? sight.first[0] / kBlockKeys * kBlockKeys : begin,
-          (end + kPageSize - 1) / kPageSize * kPageSize};
+  const Keys all = keys_of_task(sight, num_queries);
+  const int begin = split * kSplitKeys, end = begin + kSplitKeys;
+  return {all.begin > begin ? all.begin : begin, all.end < end ? all.end : end};
 }
 static inline Keys block_of(Keys split, int key) {
   return {key, key + kBlockKeys < split.end ? key + kBlockKeys : split.end};
 }
 
-// What differs between arithmetic by Vec and by tiles: Inputs is what a task reads; attend_keys takes a split's blocks.
-// This one takes them one after another, by scores and add.
+// By is what differs between kinds of arithmetic: Inputs is what a task reads; score and add take a block.
 template <class By>
 static inline void attend_blocks(const typename By::Inputs& o, Softmax<typename By::Element>& softmax,
                                  const AttentionState& state, int num_queries, Keys split) {
@@ -139,7 +140,8 @@ static inline void attend_blocks(const typename By::Inputs& o, Softmax<typename 
   for (int key = split.begin; key < split.end; key += kBlockKeys) {
     const Keys keys = block_of(split, key);
     By::score(o, block, num_queries, keys);
-    if (softmax.begin(block, keys)) softmax.shrink_output();
+    softmax.expect(block, keys);
+    if (softmax.begin()) softmax.shrink_output(state);
     softmax.weigh(num_queries);
     By::add(o, block, state, num_queries, keys);
   }
@@ -158,19 +160,16 @@ struct ByVec {
   static void add(const Inputs& o, const Block<Element>& b, const AttentionState& state, int num_queries, Keys keys) {
     for_queries(0, num_queries, [&]<int Q>(int first) { add_values<Path, Q>(o, b, state, first, keys); });
   }
-  static void attend_keys(const Inputs& o, Softmax<Element>& softmax, const AttentionState& state, int num_queries,
-                          Keys split) {
-    attend_blocks<ByVec>(o, softmax, state, num_queries, split);
-  }
 };
 
 template <class By>
 static void attend_split(const AttentionArgs& a, const AttentionTask& t, const typename By::Inputs& inputs,
                          const Sight& sight, int split, const AttentionState& state) {
   const int num_queries = t.query_end - t.query_begin;
-  Softmax<typename By::Element> softmax(state, sight, num_queries, log2_scale(a));
-  By::attend_keys(inputs, softmax, state, num_queries, keys_of_split(sight, num_queries, split));
-  softmax.finish();
+  Softmax<typename By::Element> softmax(sight, num_queries, log2_scale(a));
+  state.clear(num_queries);
+  attend_blocks<By>(inputs, softmax, state, num_queries, keys_of_split(sight, num_queries, split));
+  softmax.finish(state);
 }
 
 template <class By>
@@ -189,7 +188,7 @@ static void attend(const AttentionArgs& a, const AttentionTask& t) {
   attend_split<By>(a, t, inputs, sight, split, total);
   for (++split; split * kSplitKeys < sight.end[num_queries - 1]; ++split) {
     attend_split<By>(a, t, inputs, sight, split, next);
-    merge(total, next, num_queries, log2_scale(a));
+    merge(total, next, 0, num_queries, log2_scale(a));
   }
   By::release();
   store_output(a, t, total);
@@ -202,7 +201,7 @@ static void merge_splits(const AttentionArgs& a, const AttentionTask& t) {
   const size_t floats = attention_state_floats(a.head_dim);
   const AttentionState total(t.states, a.head_dim);
   for (int i = 1; i < t.num_splits; ++i)
-    merge(total, AttentionState(t.states + i * floats, a.head_dim), t.query_end - t.query_begin, log2_scale(a));
+    merge(total, AttentionState(t.states + i * floats, a.head_dim), 0, t.query_end - t.query_begin, log2_scale(a));
   store_output(a, t, total);
 }
 

@@ -137,11 +137,6 @@ struct Int8ByVec {
   static void prepare(int) {}
   static void release() {}
 
-  static void attend_keys(const Inputs& o, Softmax<float>& softmax, const AttentionState& state, int num_queries,
-                          Keys split) {
-    attend_blocks<Int8ByVec>(o, softmax, state, num_queries, split);
-  }
-
   static void score(const DigitQueries& o, Block<float>& b, int num_queries, Keys keys) {
     int32_t extra[kDigitRows];
     for (int i = 0; i < 2 * num_queries; ++i) extra[i] = -128 * sum(o.row(i), o.stride);

@@ -50,7 +50,8 @@ struct AttentionState {
 
   float* row(int query) const { return out + query * padded_dim; }
 
-  void start(int num_queries) const {
+  // As after no keys.
+  void clear(int num_queries) const {
     for (int i = 0; i < num_queries; ++i) max[i] = kLowest;
     std::memset(sum, 0, sizeof(float) * num_queries);
     std::memset(out, 0, sizeof(float) * num_queries * padded_dim);
@@ -93,117 +94,148 @@ static inline void store_weights(float* to, Vec first, Vec second) {
 }
 static inline void store_weights(uint16_t* to, Vec first, Vec second) { store_rounded(to, first, second); }
 
-static inline void hide_keys(Scores& b, const Sight& sight, Keys keys, int num_queries) {
+// Of one query's scores.
+static inline void hide_keys(float* scores, int first, int end, Keys keys) {
   const auto lane = [](int key) { return key < 0 ? 0 : key > kLanes ? kLanes : key; };
-  for (int i = 0; i < num_queries; ++i)
-    for (int k = 0; k < keys.end - keys.begin; k += kLanes) {
-      const int begin = lane(sight.first[i] - keys.begin - k), end = lane(sight.end[i] - keys.begin - k);
-      if (begin == 0 && end == kLanes) continue;
-      store(b.scores[i] + k, keep_lanes(load(b.scores[i] + k), begin, end, -INFINITY));
-    }
+  for (int k = 0; k < keys.end - keys.begin; k += kLanes)
+    store(scores + k, keep_lanes(load(scores + k), lane(first - keys.begin - k), lane(end - keys.begin - k), -INFINITY));
 }
 
-// A split's softmax: block after block begins, and then its rows become weights, some at a time.
+// A split's softmax: a block is expected, inspected, begun, and then its rows become weights. Rows are inspected and
+// weighed some at a time: those of the next block are inspected between those of this one.
 template <class Element>
 class Softmax {
  public:
-  Softmax(const AttentionState& state, const Sight& sight, int num_queries, float scale)
-      : state_(state), sight_(sight), num_queries_(num_queries), scale_(scale) {
-    for (int i = 0; i < num_queries; ++i) {
-      limits_[i] = kLowest;
-      sums_[i] = zero();
-    }
-    state.start(num_queries);
+  Softmax(const Sight& sight, int num_queries, float scale) : sight_(sight), num_queries_(num_queries), scale_(scale) {
+    restart();
   }
 
-  // Whether a maximum rose: shrink_output is due when the keys before have been added to the output.
-  bool begin(Block<Element>& block, Keys keys) {
-    block_ = &block;
-    num_vecs_ = (keys.end - keys.begin) / kLanes;
-    row_ = 0;
-    if (sight_.first[num_queries_ - 1] > keys.begin || sight_.end[0] < keys.end)
-      hide_keys(block, sight_, keys, num_queries_);
-    if (!exceeds_a_limit()) return false;
-    for (int i = 0; i < num_queries_; ++i) raise(i);
-    return true;
+  // For another split.
+  void restart() {
+    is_first_ = true;
+    for (int i = 0; i < num_queries_; ++i) {
+      max_[i] = limits_[i] = kLowest;
+      shifts_[i] = 0.0f;
+      sums_[i] = zero();
+    }
+  }
+
+  // The block to inspect next, once it has its scores.
+  void expect(Block<Element>& block, Keys keys) {
+    expected_ = &block;
+    expected_keys_ = keys;
+    hides_ = sight_.first[num_queries_ - 1] > keys.begin || sight_.end[0] < keys.end;
+    excess_ = zero();
+    inspected_ = 0;
+  }
+
+  // Of the expected block, the next `count` rows at most: whether a score exceeds its query's limit.
+  void inspect(int count) {
+    const int end = inspected_ + count < num_queries_ ? inspected_ + count : num_queries_;
+    for (; inspected_ < end; ++inspected_) {
+      const int i = inspected_;
+      if (hides_) hide_keys(expected_->scores[i], sight_.first[i], sight_.end[i], expected_keys_);
+      excess_ = max(sub(best_scores(i), broadcast(limits_[i])), excess_);
+    }
+  }
+
+  // Goes on to the expected block. Whether a maximum rose: shrink_output is due when the keys before have been added to
+  // the output.
+  bool begin() {
+    inspect(num_queries_);
+    block_ = expected_;
+    num_vecs_ = (expected_keys_.end - expected_keys_.begin) / kLanes;
+    weighed_ = 0;
+    const bool rises = is_first_ || reduce_max(excess_) > 0.0f;
+    if (rises)
+      for (int i = 0; i < num_queries_; ++i) raise(i);
+    is_first_ = false;
+    return rises;
   }
 
   // The next `count` rows at most. A sum's lanes are keys modulo 16; they are reduced at the split's end.
   void weigh(int count) {
-    const int end = row_ + count < num_queries_ ? row_ + count : num_queries_;
-    for (; row_ < end; ++row_) {
-      const float* scores = block_->scores[row_];
-      Vec sum = sums_[row_];
+    const int end = weighed_ + count < num_queries_ ? weighed_ + count : num_queries_;
+    for (; weighed_ < end; ++weighed_) {
+      const int i = weighed_;
+      const float* scores = block_->scores[i];
+      Vec sum = sums_[i];
       for (int v = 0; v < num_vecs_; v += 2) {
         const auto weight = [&](int at) {
-          return exp2(fma(load(scores + at * kLanes), broadcast(scale_), broadcast(shifts_[row_])));
+          return exp2(fma(load(scores + at * kLanes), broadcast(scale_), broadcast(shifts_[i])));
         };
         const Vec first = weight(v), second = weight(v + 1);
-        store_weights(block_->weights[row_] + v * kLanes, first, second);
+        store_weights(block_->weights[i] + v * kLanes, first, second);
         sum = add(sum, add(first, second));
       }
-      sums_[row_] = sum;
+      sums_[i] = sum;
     }
   }
 
-  void shrink_output() const {
+  void shrink_output(const AttentionState& state) const {
     for (int i = 0; i < num_queries_; ++i) {
       if (shrinks_[i] == 1.0f) continue;
-      float* out = state_.row(i);
-      for (int d = 0; d < state_.padded_dim; d += kLanes) store(out + d, mul(load(out + d), broadcast(shrinks_[i])));
+      float* out = state.row(i);
+      for (int d = 0; d < state.padded_dim; d += kLanes) store(out + d, mul(load(out + d), broadcast(shrinks_[i])));
     }
   }
 
-  void finish() const {
-    for (int i = 0; i < num_queries_; ++i) state_.sum[i] = reduce_add(sums_[i]);
+  void finish(const AttentionState& state) const {
+    for (int i = 0; i < num_queries_; ++i) {
+      state.max[i] = max_[i];
+      state.sum[i] = reduce_add(sums_[i]);
+    }
   }
 
  private:
-  // Of a row; a NaN is no score here, it makes its weight NaN.
+  // Of a row of the expected block; a NaN is no score here, it makes its weight NaN.
   Vec best_scores(int row) const {
-    Vec best = broadcast(kLowest);
-    for (int v = 0; v < num_vecs_; ++v) best = max(load(block_->scores[row] + v * kLanes), best);
-    return best;
-  }
-
-  bool exceeds_a_limit() const {
-    Vec excess[4];
-    for (Vec& e : excess) e = zero();
-    for (int i = 0; i < num_queries_; ++i)
-      excess[i % 4] = max(sub(best_scores(i), broadcast(limits_[i])), excess[i % 4]);
-    return reduce_max(max(max(excess[0], excess[1]), max(excess[2], excess[3]))) > 0.0f;
+    const float* scores = expected_->scores[row];
+    Vec best[2] = {broadcast(kLowest), broadcast(kLowest)};  // two chains: 16 keys of a page each
+    for (int k = 0; k < expected_keys_.end - expected_keys_.begin; k += kPageSize)
+      for (int half = 0; half < 2; ++half) best[half] = max(load(scores + k + half * kLanes), best[half]);
+    return max(best[0], best[1]);
   }
 
   void raise(int i) {
     const float best = reduce_max(best_scores(i));
     shrinks_[i] = 1.0f;
     if (!(best - limits_[i] > 0.0f)) return;
-    const Vec shrink = exp2(broadcast((state_.max[i] - best) * scale_));
-    alignas(64) float lanes[kLanes];
-    store(lanes, shrink);
-    shrinks_[i] = lanes[0];
-    sums_[i] = mul(sums_[i], shrink);
-    state_.max[i] = best;
+    if (!is_first_) {
+      const Vec shrink = exp2(broadcast((max_[i] - best) * scale_));
+      alignas(64) float lanes[kLanes];
+      store(lanes, shrink);
+      shrinks_[i] = lanes[0];
+      sums_[i] = mul(sums_[i], shrink);
+    }
+    max_[i] = best;
     limits_[i] = best + kHeadroom / scale_;
     shifts_[i] = -best * scale_;
   }
 
-  const AttentionState& state_;
   const Sight& sight_;
   const int num_queries_;
   const float scale_;
+  bool is_first_;  // the next block of its split
+  Block<Element>* expected_ = nullptr;
+  Keys expected_keys_{0, 0};
+  bool hides_ = false;
+  Vec excess_;
+  int inspected_ = 0;
   Block<Element>* block_ = nullptr;
   int num_vecs_ = 0;
-  int row_ = 0;
+  int weighed_ = 0;
+  float max_[kMaxQueries];          // what weights are relative to
   float limits_[kMaxQueries];       // of a score, before its query's maximum rises
-  float shifts_[kMaxQueries] = {};  // -maximum * scale
+  float shifts_[kMaxQueries];       // -maximum * scale
   float shrinks_[kMaxQueries];      // what the block does to the output so far
   Vec sums_[kMaxQueries];
 };
 
-// total and the state of the keys that follow become one. Merging into a state without keys is a copy, bit for bit.
-static inline void merge(const AttentionState& total, const AttentionState& next, int num_queries, float scale) {
-  for (int i = 0; i < num_queries; ++i) {
+// total and the state of the keys that follow become one, for queries begin .. end - 1. Merging into a state without
+// keys is a copy, bit for bit.
+static inline void merge(const AttentionState& total, const AttentionState& next, int begin, int end, float scale) {
+  for (int i = begin; i < end; ++i) {
     const float now = next.max[i] > total.max[i] ? next.max[i] : total.max[i];
     const Vec keep = exp2(broadcast((total.max[i] - now) * scale));
     const Vec take = exp2(broadcast((next.max[i] - now) * scale));
