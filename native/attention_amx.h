@@ -24,8 +24,8 @@ template <bool kTwoTiles>
 class TilePipeline {
  public:
   // `first` becomes the state of the first split, onto which those of later ones are merged by way of `next`.
-  TilePipeline(const AttentionArgs& a, const AttentionTask& t, const Sight& sight, Keys keys, const AttentionState& first,
-               const AttentionState& next)
+  TilePipeline(const AttentionArgs& a, const AttentionTask& t, const Sight& sight, Keys keys,
+               const AttentionState& first, const AttentionState& next)
       : o_{a, t},
         num_queries_(t.query_end - t.query_begin),
         keys_(keys),

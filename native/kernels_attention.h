@@ -121,7 +121,8 @@ static inline void for_queries(int first, int end, const F& f) {
 
 // The keys, in whole pages, that some query sees: all of them, and those of a split.
 static inline Keys keys_of_task(const Sight& sight, int num_queries) {
-  return {sight.first[0] / kBlockKeys * kBlockKeys, (sight.end[num_queries - 1] + kPageSize - 1) / kPageSize * kPageSize};
+  const int pages = (sight.end[num_queries - 1] + kPageSize - 1) / kPageSize;
+  return {sight.first[0] / kBlockKeys * kBlockKeys, pages * kPageSize};
 }
 static inline Keys keys_of_split(const Sight& sight, int num_queries, int split) {
   const Keys all = keys_of_task(sight, num_queries);

@@ -97,8 +97,10 @@ static inline void store_weights(uint16_t* to, Vec first, Vec second) { store_ro
 // Of one query's scores.
 static inline void hide_keys(float* scores, int first, int end, Keys keys) {
   const auto lane = [](int key) { return key < 0 ? 0 : key > kLanes ? kLanes : key; };
-  for (int k = 0; k < keys.end - keys.begin; k += kLanes)
-    store(scores + k, keep_lanes(load(scores + k), lane(first - keys.begin - k), lane(end - keys.begin - k), -INFINITY));
+  for (int k = 0; k < keys.end - keys.begin; k += kLanes) {
+    const int from = keys.begin + k;
+    store(scores + k, keep_lanes(load(scores + k), lane(first - from), lane(end - from), -INFINITY));
+  }
 }
 
 // A split's softmax: a block is expected, inspected, begun, and then its rows become weights. Rows are inspected and
