@@ -21,6 +21,7 @@ namespace ridgeline {
 constexpr int kMaxTopLogprobs = 20;
 constexpr int kLogitRows = 64;  // logit rows that stand in memory at once
 constexpr int kNormRows = 8;    // rows that a thread normalizes, and quantizes, at a time
+constexpr int kOwnRows = 4;     // so few that each thread prepares products' inputs itself, which no barrier need follow
 constexpr int kTopBlocks = kTopIds / kLanes;  // blocks of the head's outputs that share a maximum
 
 struct ModelShape {
@@ -141,6 +142,7 @@ class Executor {
     Memory part_sums = {};          // the same, for matrices of two levels
     int hadamard = 1;
     std::vector<float> mixing = {};  // empty: none
+    bool prepared = false;           // by a norm or a quantization, for products alone: see prepares_alone
 
     bool is_quantized() const { return group > 0; }
     bool has_part_sums() const { return part_sums.bytes() > 0; }
@@ -165,7 +167,8 @@ class Executor {
   void compute_rotations(Shares& shares);
   void embed(Shares& shares, const Op& op, int rows);
   void norm(Shares& shares, const Op& op, int rows);
-  void norm_rows(const Op& op, float* scratch, int row_begin, int row_end);
+  void norm_rows(const Op& op, float* scratch, int row_begin, int row_end, int to_row);
+  bool prepares_alone(int rows) const;
   void quantize(Shares& shares, const Op& op, int rows);
   QuantizeArgs quantize_args(const Buffer& out, int first_row) const;
   void matmul(Shares& shares, const Op& op, int rows);

@@ -85,10 +85,12 @@ void Executor::add_embed(int matrix, int out) {
 }
 
 void Executor::add_norm(int source, int weight, std::vector<int> outs, int width) {
+  require(!buffers_.at(source).prepared, "only products read what a norm or a quantization leaves");
   Op op{Kind::kNorm, source};
   op.vector = weight;
   op.outs = std::move(outs);
   op.width = width;
+  for (const int out : op.outs) buffers_.at(out).prepared = true;
   for (const int out : op.outs)
     if (buffers_.at(out).is_quantized())
       for (Memory& rows : scratch_) reserve(rows, kNormRows * buffers_.at(source).stride * sizeof(float));
@@ -99,6 +101,8 @@ void Executor::add_quantize(int source, int out) {
   require(!buffers_.at(source).is_quantized() && buffers_.at(source).format == Format::kF32 &&
               buffers_.at(out).is_quantized() && buffers_.at(source).width == buffers_.at(out).width,
           "quantize takes fp32 to codes of the same width");
+  for (Memory& rows : scratch_) reserve(rows, kOwnRows * buffers_[source].stride * sizeof(float));
+  buffers_[out].prepared = true;
   ops_.push_back({Kind::kQuantize, source, out});
 }
 
@@ -145,7 +149,10 @@ void Executor::add_attention(int layer, int source, int out, int window) {
   ops_.push_back(op);
 }
 
-void Executor::add_gather(int source, int out) { ops_.push_back({Kind::kGather, source, out}); }
+void Executor::add_gather(int source, int out) {
+  require(!buffers_.at(source).prepared, "only products read what a norm or a quantization leaves");
+  ops_.push_back({Kind::kGather, source, out});
+}
 
 void Executor::add_logits(int source, int matrix, int out) {
   require_product(source, matrix, out, 0, Epilogue::kStore);

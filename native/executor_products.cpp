@@ -53,12 +53,19 @@ void Executor::embed(Shares& shares, const Op& op, int rows) {
 
 void Executor::norm(Shares& shares, const Op& op, int rows) {
   float* scratch = scratch_[shares.thread()].as<float>();
+  if (prepares_alone(rows)) return norm_rows(op, scratch, 0, rows, shares.thread() * kOwnRows);
   shares.run(ceil_div(rows, kNormRows), [&](int task) {
-    norm_rows(op, scratch, task * kNormRows, std::min(rows, (task + 1) * kNormRows));
+    const int begin = task * kNormRows;
+    norm_rows(op, scratch, begin, std::min(rows, begin + kNormRows), begin);
   });
 }
 
-void Executor::norm_rows(const Op& op, float* scratch, int row_begin, int row_end) {
+// Whether each thread prepares the inputs of products for itself, in the buffer's rows from kOwnRows * thread on.
+bool Executor::prepares_alone(int rows) const {
+  return rows <= kOwnRows && kOwnRows * pool_.size() <= std::min(max_rows_, kLogitRows);
+}
+
+void Executor::norm_rows(const Op& op, float* scratch, int row_begin, int row_end, int to_row) {
   const Buffer& in = buffers_[op.source];
   NormArgs args{in.row(0), in.stride,        vectors_[op.vector].as<float>(), nullptr, 0, op.width,
                 round_up(in.width, kLanes),   shape_.norm_eps, Format::kF32};
@@ -66,7 +73,8 @@ void Executor::norm_rows(const Op& op, float* scratch, int row_begin, int row_en
   for (const int index : op.outs) {
     const Buffer& out = buffers_[index];
     if (!out.is_quantized()) {
-      args.out = out.data();
+      const ptrdiff_t row_bytes = out.stride * element_bytes(out.format);
+      args.out = out.memory.as<char>() + (to_row - row_begin) * row_bytes;
       args.out_stride = out.stride;
       args.out_format = out.format;
       kernels_.norm(args, row_begin, row_end);
@@ -81,7 +89,7 @@ void Executor::norm_rows(const Op& op, float* scratch, int row_begin, int row_en
       kernels_.norm(to_scratch, 0, row_end - row_begin);
       in_scratch = true;
     }
-    QuantizeArgs quantize = quantize_args(out, row_begin);
+    QuantizeArgs quantize = quantize_args(out, to_row);
     quantize.input = scratch;
     quantize.input_stride = in.stride;
     kernels_.quantize(quantize, 0, row_end - row_begin);
@@ -108,6 +116,13 @@ QuantizeArgs Executor::quantize_args(const Buffer& out, int first_row) const {
 
 void Executor::quantize(Shares& shares, const Op& op, int rows) {
   const Buffer& in = buffers_[op.source];
+  if (prepares_alone(rows)) {
+    QuantizeArgs args = quantize_args(buffers_[op.out], shares.thread() * kOwnRows);
+    args.input = scratch_[shares.thread()].as<float>();
+    args.input_stride = in.stride;
+    std::copy_n(in.row(0), rows * in.stride, args.input);  // others read these rows, which a transform would change
+    return kernels_.quantize(args, 0, rows);
+  }
   QuantizeArgs args = quantize_args(buffers_[op.out], 0);
   args.input = in.row(0);
   args.input_stride = in.stride;
@@ -120,14 +135,15 @@ void Executor::matmul(Shares& shares, const Op& op, int rows) {
   const Matrix& m = matrices_[op.matrix];
   const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
   const int blocks = op.epilogue == Epilogue::kSiluMul ? m.num_blocks() / 2 : m.num_blocks();
+  const size_t first = in.prepared && prepares_alone(rows) ? shares.thread() * kOwnRows : 0;
   const float* bias = op.vector < 0 ? nullptr : vectors_[op.vector].as<float>();
   if (m.is_quantized()) {
     QuantMatmulArgs args = quant_matmul_args(m);
-    args.input = in.memory.as<int8_t>();
+    args.input = in.memory.as<int8_t>() + first * in.stride;
     args.input_stride = in.stride;
-    args.input_scales = in.scales.as<float>();
-    args.input_sums = in.sums.as<int32_t>();
-    args.part_sums = in.part_sums.as<PartSums>();
+    args.input_scales = in.scales.as<float>() + first * in.num_groups;
+    args.input_sums = in.sums.as<int32_t>() + first * in.num_groups;
+    args.part_sums = in.has_part_sums() ? in.part_sums.as<PartSums>() + first * in.num_groups : nullptr;
     args.num_blocks = blocks;
     args.bias = bias;
     args.out = out.row(0) + op.column;
@@ -137,7 +153,7 @@ void Executor::matmul(Shares& shares, const Op& op, int rows) {
     return run_product(shares, op, args, kernel, rows, in.stride);
   }
   void* to = out.memory.as<char>() + op.column * element_bytes(out.format);
-  const MatmulArgs args{in.data(), in.stride, m.data(), m.padded_inner(), blocks, bias, to, out.stride, op.epilogue,
+  const MatmulArgs args{in.memory.as<char>() + first * in.stride * element_bytes(in.format), in.stride, m.data(), m.padded_inner(), blocks, bias, to, out.stride, op.epilogue,
                         out.format};
   run_product(shares, op, args, m.format() == Format::kBf16 ? kernels_.matmul_bf16 : kernels_.matmul_f32, rows,
               in.stride * element_bytes(in.format));
