@@ -35,10 +35,10 @@ def pins(lock: str) -> list[Requirement]:
 
 
 def pinned_version(lock: str, name: str, environment: dict[str, str]) -> str:
-    """The one version of `name` that the lock gives there."""
+    """The one version of `name` that the locks up to this one give there: what dev needs may be in runtime."""
     [pin] = [
         pin
-        for pin in pins(lock)
+        for pin in [*pins(lock), *(pins("runtime.txt") if lock == "dev.txt" else [])]
         if canonicalize_name(pin.name) == canonicalize_name(name)
         and (pin.marker is None or pin.marker.evaluate(environment))
     ]
