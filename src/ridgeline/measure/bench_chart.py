@@ -100,17 +100,19 @@ def _panel(alt: Any, rows: list[dict[str, Any]], title: str, x_title: str, y_tit
 
 
 def _page(result: dict[str, Any], svg: str) -> str:
-    from minijinja import Environment
+    from jinja2 import Environment
 
     template = resources.files("ridgeline").joinpath(_TEMPLATE).read_text(encoding="utf-8")
-    return Environment().render_str(
-        template,
-        "report.html",  # by its suffix, values are escaped
-        result=result,
-        title=short_name(result["model"]),
-        svg=svg,
-        json=json.dumps(result, indent=1, ensure_ascii=False),
-        duration=lambda seconds: "-" if seconds is None else format_duration(seconds),
-        number=lambda value: "-" if value is None else f"{value:,.1f}",
-        load=lambda point: f"{_load(point):g}",
+    return (
+        Environment(autoescape=True)
+        .from_string(template)
+        .render(
+            result=result,
+            title=short_name(result["model"]),
+            svg=svg,
+            json=json.dumps(result, indent=1, ensure_ascii=False),
+            duration=lambda seconds: format_duration(seconds) if isinstance(seconds, int | float) else "-",
+            number=lambda value: f"{value:,.1f}" if isinstance(value, int | float) else "-",
+            load=lambda point: f"{_load(point):g}",
+        )
     )

@@ -44,18 +44,20 @@ def save_report(path: Path, latency: Latency) -> None:
 
 
 def _page(latency: Latency, svg: str) -> str:
-    from minijinja import Environment
+    from jinja2 import Environment
 
     template = resources.files("ridgeline").joinpath(_TEMPLATE).read_text(encoding="utf-8")
     facts = latency.as_json()
-    return Environment().render_str(
-        template,
-        "report.html",  # by its suffix, values are escaped
-        facts=facts,
-        title=short_name(facts["model"]),
-        svg=svg,
-        json=json.dumps(facts, indent=1, ensure_ascii=False),
-        date=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        duration=lambda seconds: "-" if seconds is None else format_duration(seconds),
-        count=lambda number: "not reported" if number is None else f"{number:,}",
+    return (
+        Environment(autoescape=True)
+        .from_string(template)
+        .render(
+            facts=facts,
+            title=short_name(facts["model"]),
+            svg=svg,
+            json=json.dumps(facts, indent=1, ensure_ascii=False),
+            date=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+            duration=lambda seconds: format_duration(seconds) if isinstance(seconds, int | float) else "-",
+            count=lambda number: f"{number:,}" if isinstance(number, int) else "not reported",
+        )
     )

@@ -1,7 +1,7 @@
 """Chat templates: a conversation to token ids.
 
-A template is Jinja that comes with the model; minijinja renders it, with fuel, so that a template that loops for ever
-or grows its output without bound ends in an error (fuel pays for instructions and for the length of strings).
+A template is Jinja that comes with the model; `template_engine.py` renders it, to the very text that transformers
+makes of it.
 
 Control tokens are the template's to write. What messages, tools and other values say is text, also when it spells
 `<|im_end|>`: before rendering, each control string inside a value gives its place to a number that is unique to this
@@ -12,11 +12,9 @@ exactly the ids of its rendered text. Stand-ins are digits, so that they survive
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.errors import CheckpointError, ConfigError, RequestError
@@ -24,18 +22,13 @@ from ridgeline.model.hf_vocabulary import read_config
 from ridgeline.model.resolve import ModelFiles
 
 if TYPE_CHECKING:
-    from minijinja import Environment
+    from jinja2 import Template
 
     from ridgeline.model.tokenizer import Tokenizer
 
 DEFAULT = "default"
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 TOOL_USE = "tool_use"  # a checkpoint may bring a template of its own for requests with tools
-
-# A conversation of 5,000 messages takes at most half of it by Qwen3's template, the longest that we know. All of it
-# makes 0.1 s of empty loops, or some 130 MB of text.
-_FUEL = 2_000_000
-
-_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 
 
 def read_chat_templates(files: ModelFiles) -> dict[str, str]:
@@ -76,9 +69,20 @@ class ChatTemplate:
     """Thread-safe; nothing changes after construction. Raises ConfigError for a template that is not valid Jinja."""
 
     def __init__(self, templates: Mapping[str, str], tokenizer: Tokenizer, *, source: str) -> None:
+        from ridgeline.model.template_engine import TemplateEngine  # jinja2: not needed without a template
+
         self._tokenizer = tokenizer
-        self._environments = {name: _environment(template, source) for name, template in templates.items()}
+        self._engine = TemplateEngine()
+        self._templates = {name: self._compiled(name, template, source) for name, template in templates.items()}
         self.takes_tools = "tool_calls" in templates[DEFAULT]  # shows a history's calls, and what they returned
+
+    def _compiled(self, name: str, template: str, source: str) -> Template:
+        try:
+            return self._engine.compiled(template)
+        except Exception as error:  # not Jinja, or what its constant expressions raise
+            line = f" (line {error.lineno})" if hasattr(error, "lineno") else ""
+            problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(f"{source}: invalid chat template {name!r}: {problem}{line}") from error
 
     def encode(
         self,
@@ -112,22 +116,20 @@ class ChatTemplate:
         return self._render(_values(messages, tools, extra), add_generation_prompt)
 
     def _render(self, values: dict[str, Any], add_generation_prompt: bool) -> str:
-        import minijinja
+        from ridgeline.model.template_engine import RefusedByTemplateError
+        from ridgeline.model.template_fuel import STEPS, OutOfFuelError
 
-        name = TOOL_USE if values["tools"] and TOOL_USE in self._environments else DEFAULT
+        name = TOOL_USE if values["tools"] and TOOL_USE in self._templates else DEFAULT
         context = {**self._tokenizer.named_tokens, **values, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._environments[name].render_template("chat", **context)
-        except _RefusedByTemplateError as refusal:
+            return self._engine.rendered(self._templates[name], context)
+        except RefusedByTemplateError as refusal:
             raise RequestError(f"the model's chat template refuses this: {refusal}", param="messages") from refusal
-        except (minijinja.TemplateError, TypeError, ValueError) as error:  # the latter two from Python's filters
-            out_of_fuel = getattr(error, "kind", None) == "OutOfFuel"
-            problem = f"took more than {_FUEL:,} steps" if out_of_fuel else f"failed: {str(error).splitlines()[0]}"
-            raise RequestError(f"the model's chat template {problem}", param="messages") from error
-
-
-class _RefusedByTemplateError(Exception):
-    """The template called `raise_exception`."""
+        except OutOfFuelError as error:
+            raise RequestError(f"the model's chat template took more than {STEPS:,} steps", param="messages") from error
+        except Exception as error:  # a template's mistakes are Python's: any kind that its operators and methods raise
+            problem = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise RequestError(f"the model's chat template failed: {problem}", param="messages") from error
 
 
 class _Guard:
@@ -162,13 +164,19 @@ def _values(
     tools: Sequence[Mapping[str, Any]] | None,
     extra: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """The template's variables. Lists of text parts become strings: that is what templates of text models expect."""
+    """The template's variables, those that transformers gives it. Lists of text parts become strings: that is what
+    templates of text models expect."""
     flat = [_flat(message, index) for index, message in enumerate(messages)]
-    return {**(extra or {}), "messages": flat, "tools": tools or None}
+    return {"documents": None, **(extra or {}), "messages": flat, "tools": tools or None}
 
 
 def _flat(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    return {**message, "content": _joined(message["content"], index)} if "content" in message else dict(message)
+    """Reasoning, which clients send under three names, stands under those that templates read."""
+    flat = dict(message)
+    if "content" in flat:
+        flat["content"] = _joined(flat["content"], index)
+    reasoning = next((flat[name] for name in _REASONING if flat.get(name) is not None), None)
+    return flat if reasoning is None else {"thinking": reasoning, **flat, "reasoning_content": reasoning}
 
 
 def _joined(content: Any, index: int) -> str | None:
@@ -186,40 +194,3 @@ def _joined(content: Any, index: int) -> str | None:
                 hint='send {"type": "text", "text": "..."}',
             )
     return "".join(part["text"] for part in content)
-
-
-def _environment(template: str, source: str) -> Environment:
-    """What templates find in transformers: trimmed blocks, no escaping, `raise_exception`, `strftime_now`, `tojson`."""
-    import minijinja
-
-    environment = minijinja.Environment(
-        fuel=_FUEL, trim_blocks=True, lstrip_blocks=True, pycompat=True, auto_escape_callback=lambda name: False
-    )
-    environment.add_function("raise_exception", _refuse)
-    environment.add_function("strftime_now", lambda layout: datetime.now().strftime(layout))
-    environment.add_filter("tojson", _tojson)
-    try:
-        environment.add_template("chat", _without_generation_marks(template))
-    except minijinja.TemplateError as error:
-        raise ConfigError(f"{source}: invalid chat template: {str(error).splitlines()[0]}") from error
-    return environment
-
-
-def _refuse(message: str) -> None:
-    raise _RefusedByTemplateError(message)
-
-
-def _tojson(
-    value: Any,
-    *,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _without_generation_marks(template: str) -> str:
-    """transformers marks the assistant's words by {% generation %} blocks, for training masks: here, plain blocks."""
-    return _GENERATION.sub(lambda match: f"{match[1]}{'endif' if match[2] else 'if true'}{match[3]}", template)
