@@ -27,25 +27,26 @@ from markupsafe import Markup
 
 from ridgeline.model.template_fuel import Meter, metered_filter, pay_method, pay_operator, pay_spec
 
-_TEXT = set(
-    "capitalize casefold center count endswith expandtabs find format format_map index isalnum isalpha isascii isdecimal"
-    " isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip partition"
-    " removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip"
-    " swapcase title upper zfill".split()
-)
+_TEXT_METHODS = """
+capitalize casefold center count endswith expandtabs find format format_map index isalnum isalpha isascii isdecimal
+isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip partition
+removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip
+swapcase title upper zfill
+"""
+_LOOP = """
+changed cycle depth depth0 first index index0 last length nextitem previtem revindex revindex0
+"""
 # What a template may read of a value, by its type; of a namespace, all that it put there.
 _READABLE: dict[type, set[str]] = {
-    str: _TEXT,
-    Markup: _TEXT,
+    str: set(_TEXT_METHODS.split()),
+    Markup: set(_TEXT_METHODS.split()),
     dict: {"copy", "get", "items", "keys", "values"},
     list: {"copy", "count", "index"},
     tuple: {"count", "index"},
     range: {"count", "index", "start", "step", "stop"},
     int: {"bit_length", "denominator", "imag", "numerator", "real"},
     float: {"imag", "is_integer", "real"},
-    LoopContext: set(
-        "changed cycle depth depth0 first index index0 last length nextitem previtem revindex revindex0".split()
-    ),
+    LoopContext: set(_LOOP.split()),
     Macro: {"arguments", "caller", "catch_kwargs", "catch_varargs", "name"},
     Cycler: {"current", "next", "reset"},
 }
@@ -192,7 +193,7 @@ class TemplateEngine(ImmutableSandboxedEnvironment):
 
 
 class _MeteredCode(CodeGenerator):
-    """Python code that pays: a step for each block that runs, the text of `~`, the size of each list, tuple and dict."""
+    """Python code that pays: a step for each block that runs, the text of `~`, the size of lists, tuples and dicts."""
 
     def blockvisit(self, body: Iterable[nodes.Node], frame: Frame) -> None:
         self.writeline("environment.spend()")

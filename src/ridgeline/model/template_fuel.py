@@ -1,10 +1,10 @@
 """Fuel of a chat template: what one rendering may cost, counted before it is paid.
 
 Jinja runs as Python, where a line of template can ask for gigabytes (`'x' * 10**10`) or years (nested loops). So each
-block that runs costs a step, and so do the 64 characters of each string that is made, in whatever way: by an operator, a
-filter, a method, or written out. Lists and dicts are made of references, so that `[x, x]`, done forty times, writes out
-as a terabyte: what a container would write out is known when it is made, and must fit the fuel as well. The processor
-time of a rendering is bounded too, for what no count sees (comparing, sorting).
+block that runs costs a step, and so do 64 characters of each string that is made, in whatever way: by an operator, a
+filter, a method, or written out. Lists and dicts are made of references, so that `[x, x]`, done forty times, writes
+out as a terabyte: what a container would write out is known when it is made, and must fit the fuel as well. The
+processor time of a rendering is bounded too, for what no count sees (comparing, sorting).
 """
 
 from __future__ import annotations
@@ -168,9 +168,10 @@ def _pay_replace(meter: Meter, text: Any, old: Any, new: Any) -> None:
 
 
 # Filters by what they cost; those that are in neither set write out what they are given.
-_READERS = set("abs attr count d default first float int items last length map max min reject rejectattr".split())
-_READERS |= {"round", "select", "selectattr", "tojson"}  # tojson pays for itself
-_LISTERS = set("batch dictsort groupby list reverse slice sort sum unique".split())
+_READERS = """
+abs attr count d default first float int items last length map max min reject rejectattr round select selectattr tojson
+"""  # tojson pays for itself
+_LISTERS = ("batch", "dictsort", "groupby", "list", "reverse", "slice", "sort", "sum", "unique")
 
 
 def metered_filter(name: str, function: Callable[..., Any], meter_of: Callable[[], Meter]) -> Callable[..., Any]:
@@ -209,7 +210,7 @@ def _pay_filter(meter: Meter, name: str, values: list[Any], kwargs: dict[str, An
         pay_percent(meter, str(meter.write(value)), kwargs or tuple(values[1:]))
     elif name == "replace":
         _pay_replace(meter, value, *[*values[1:3], *(kwargs.get(key, "") for key in ("old", "new"))][:2])
-    elif name not in _READERS:
+    elif name not in _READERS.split():
         meter.write(value)
         _pay_margins(meter, name, value, first, kwargs)
     return values
