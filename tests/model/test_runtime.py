@@ -183,9 +183,17 @@ def test_a_config_alone_runs_with_random_weights_only(directory, tmp_path):
         ({"eos_token_id": 2}, {}),
         ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
         ({"repetition_penalty": 1.1, "top_p": None}, {"repetition_penalty": 1.1}),
+        ({"do_sample": False, "repetition_penalty": 1.3}, {"temperature": 0.0, "repetition_penalty": 1.3}),
     ],
 )  # fmt: skip
 def test_generation_defaults_come_from_the_checkpoint(directory, tmp_path, file, defaults):
     shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").write_text(json.dumps(file))
     assert load(tmp_path).generation_defaults == defaults
+
+
+def test_sampling_that_is_not_read_is_told(directory, tmp_path):
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"no_repeat_ngram_size": 3, "num_beams": 1}))
+    told = [notice for notice in load(tmp_path).notices if "generation_config.json" in notice]
+    assert told == ["generation_config.json sets no_repeat_ngram_size = 3: not read here, generation goes without it"]

@@ -67,6 +67,7 @@ def inspect_model(model: str) -> dict[str, Any]:
         "bf16_kv_bytes_per_token": kv_bytes_per_token(spec, "bf16"),
         "tokenizer": _tokenizer_facts(files, tokenizer),
         "chat_template": _lint(template, tokenizer),
+        "sampling": _collect(problems, lambda: _sampling(files), None),
         "servable": not problems,
         "problems": problems,
     }
@@ -92,6 +93,13 @@ def _text_side(files: ModelFiles) -> tuple[Tokenizer | None, ChatTemplate | None
 
     tokenizer = load_tokenizer(files)
     return tokenizer, None if tokenizer is None else load_chat_template(files, tokenizer)
+
+
+def _sampling(files: ModelFiles) -> dict[str, Any]:
+    """What the checkpoint recommends, and what it sets beside that goes unread here."""
+    from ridgeline.model.generation import generation_defaults, unread_settings
+
+    return {"defaults": generation_defaults(files), "unread": unread_settings(files)}
 
 
 def _formats(files: ModelFiles, spec: ModelSpec) -> list[dict[str, Any]]:
@@ -193,6 +201,7 @@ def _print(report: dict[str, Any]) -> None:
         ("as bf16", f"{format_bytes(report['bf16_weight_bytes'])}, KV {report['bf16_kv_bytes_per_token']:,} B/token"),
         ("tokenizer", _tokenizer_line(report["tokenizer"])),
         ("chat template", _template_line(report["chat_template"])),
+        ("sampling", _sampling_line(report["sampling"])),
         ("can be served", "yes" if report["servable"] else "no: " + "; ".join(report["problems"])),
     ):
         facts.add_row(f"[bold]{name}", value)
@@ -220,3 +229,10 @@ def _template_line(facts: dict[str, Any]) -> str:
     if not facts["present"]:
         return "none: raw completions only"
     return "; ".join(facts["problems"]) or "renders a conversation as it should"
+
+
+def _sampling_line(facts: dict[str, Any] | None) -> str:
+    if facts is None:
+        return "cannot be read"
+    defaults = ", ".join(f"{name} {value:g}" for name, value in facts["defaults"].items()) or "nothing recommended"
+    return "; ".join([defaults, *(f"not read here: {setting}" for setting in facts["unread"])])

@@ -15,10 +15,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.errors import CheckpointError, ConfigError, RequestError
-from ridgeline.model.hf_vocabulary import read_config
+from ridgeline.model.checkpoint_fields import CheckpointFields, read_fields
+from ridgeline.model.fields import short
 from ridgeline.model.resolve import ModelFiles
 
 if TYPE_CHECKING:
@@ -32,27 +34,52 @@ TOOL_USE = "tool_use"  # a checkpoint may bring a template of its own for reques
 
 
 def read_chat_templates(files: ModelFiles) -> dict[str, str]:
-    """The templates that a checkpoint brings, by name; files of their own win over entries in configs."""
+    """The templates that a checkpoint brings, by name; files of their own win over entries in configs.
+
+    Raises CheckpointError for an entry or a file that is no text.
+    """
     if files.kind == "config":
         return {}
     if files.kind == "gguf":
-        return _gguf_templates(files.gguf.metadata)
-    declared = read_config(files.path / "tokenizer_config.json").get("chat_template")
-    if isinstance(declared, str):
-        declared = [{"name": DEFAULT, "template": declared}]
-    templates = {entry["name"]: entry["template"] for entry in declared or ()}
+        return _gguf_templates(CheckpointFields(files.gguf.metadata, str(files.path)))
+    templates = _declared(read_fields(files.path / "chat_template.json"))  # what multimodal processors write
+    templates |= _declared(read_fields(files.path / "tokenizer_config.json"))
     for path in sorted((files.path / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = path.read_text(encoding="utf-8")
+        templates[path.stem] = _read_text(path)
     alone = files.path / "chat_template.jinja"
-    if alone.exists():
-        templates[DEFAULT] = alone.read_text(encoding="utf-8")
-    return templates
+    return templates | ({DEFAULT: _read_text(alone)} if alone.exists() else {})
 
 
-def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
-    prefix = "tokenizer.chat_template"
-    templates = {name: metadata[f"{prefix}.{name}"] for name in metadata.get("tokenizer.chat_templates", ())}
-    return templates | ({DEFAULT: metadata[prefix]} if prefix in metadata else {})
+def _declared(config: CheckpointFields) -> dict[str, str]:
+    """`chat_template` of a config: one template, or a list of named ones."""
+    if not isinstance(config.get("chat_template"), list):
+        template = config.optional_text("chat_template")
+        return {} if template is None else {DEFAULT: template}
+    entries = config.objects("chat_template")
+    for entry in entries:
+        for key in ("name", "template"):
+            if entry.get(key) is None:
+                raise entry.error(key, "is missing")
+    return {entry.text("name"): entry.text("template") for entry in entries}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = error.reason if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise CheckpointError(f"{path}: cannot be read as UTF-8: {problem}", hint="fetch the file again") from error
+
+
+def _gguf_templates(metadata: CheckpointFields) -> dict[str, str]:
+    key = "tokenizer.chat_template"
+    names = metadata.items("tokenizer.chat_templates")
+    if not all(isinstance(name, str) for name in names):
+        raise metadata.error("tokenizer.chat_templates", f"is {short(names)}, not a list of names")
+    templates = {name: metadata.optional_text(f"{key}.{name}") for name in names} | {
+        DEFAULT: metadata.optional_text(key)
+    }
+    return {name: template for name, template in templates.items() if template is not None}
 
 
 def load_chat_template(files: ModelFiles, tokenizer: Tokenizer) -> ChatTemplate | None:

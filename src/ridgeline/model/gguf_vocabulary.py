@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ridgeline.config import nearest
 from ridgeline.errors import CheckpointError, ConfigError
+from ridgeline.model.checkpoint_fields import CheckpointFields
+from ridgeline.model.fields import short
 from ridgeline.model.vocabulary import Vocabulary, turn_ends
 
 if TYPE_CHECKING:
@@ -62,7 +64,8 @@ def from_gguf(metadata: Mapping[str, Any], chat_templates: Mapping[str, str], *,
 
     Raises ConfigError for a kind or a pre-tokenizer that is not known, CheckpointError for missing or odd entries.
     """
-    kind = metadata.get("tokenizer.ggml.model", "no_vocab")
+    fields = CheckpointFields(metadata, source)
+    kind = fields.text("tokenizer.ggml.model", "no_vocab")
     if kind in ("no_vocab", "none"):
         return None
     file = _File(metadata, source)
@@ -70,7 +73,7 @@ def from_gguf(metadata: Mapping[str, Any], chat_templates: Mapping[str, str], *,
         rule = _word_rule(metadata, source)
         backend, adds_bos, adds_space = _byte_level(file, rule), rule.adds_bos, False
     elif kind == "llama":
-        adds_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+        adds_space = fields.optional_flag("tokenizer.ggml.add_space_prefix") is not False
         backend, adds_bos = _sentencepiece(file, adds_space), True
     else:
         raise ConfigError(f"{source}: tokenizer model {kind!r} is not supported", hint="supported: gpt2, llama")
@@ -78,6 +81,7 @@ def from_gguf(metadata: Mapping[str, Any], chat_templates: Mapping[str, str], *,
     backend.add_tokens(list(added.values()))
     backend.encode_special_tokens = True
     bos = file.named_id("bos")
+    declared_bos = fields.optional_flag("tokenizer.ggml.add_bos_token")
     eos = {i for name in ("eos", "eot", "eom") if (i := file.named_id(name)) is not None}
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     named_ids = {variable: file.named_id(name) for name, variable in names.items()}
@@ -90,7 +94,7 @@ def from_gguf(metadata: Mapping[str, Any], chat_templates: Mapping[str, str], *,
         named_tokens={name: file.tokens[i] for name, i in named_ids.items() if i is not None},
         bos_token_id=bos,
         eos_token_ids=frozenset(eos | turn_ends(backend, chat_templates)),
-        adds_bos=bos is not None and bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos)),
+        adds_bos=bos is not None and (adds_bos if declared_bos is None else declared_bos),
         strips_leading_space=adds_space,
     )
 
@@ -101,23 +105,34 @@ class _File:
     def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
         self._metadata = metadata
         self.source = source
-        self.tokens: list[str] = self.array("tokens")
-        self.types: list[int] = self.array("token_type")
+        self.tokens: list[str] = self.array("tokens", str)
+        self.types: list[int] = self.array("token_type", int)
         if len(self.types) != len(self.tokens):
             raise CheckpointError(f"{source}: {len(self.tokens):,} tokens but {len(self.types):,} token types")
         # A token that no text may become needs no place in the backend; its id stays a hole.
         self.ids = {token: i for i, token in enumerate(self.tokens) if self.types[i] != UNUSED}
 
-    def array(self, name: str) -> list[Any]:
+    def array(self, name: str, *kinds: type) -> list[Any]:
+        """The list under `name`, all of whose values are of one of `kinds`."""
         values = self._metadata.get(f"tokenizer.ggml.{name}")
-        if not isinstance(values, list):
+        if values is None:
             raise CheckpointError(f"{self.source}: has no tokenizer.ggml.{name}", hint="convert the model again")
+        if not isinstance(values, list) or not set(map(type, values)) <= set(kinds):
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise CheckpointError(
+                f"{self.source}: tokenizer.ggml.{name} is {short(values)}, not a list of {expected} values",
+                hint="convert the model again",
+            )
         return values
 
     def named_id(self, name: str) -> int | None:
         """The token that the file calls the bos, eos, eot, eom, unknown or padding token."""
         token_id = self._metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if token_id is not None and not 0 <= token_id < len(self.tokens):
+        if token_id is None:
+            return None
+        if type(token_id) is not int:
+            raise CheckpointError(f"{self.source}: tokenizer.ggml.{name}_token_id is {short(token_id)}, not a token id")
+        if not 0 <= token_id < len(self.tokens):
             raise CheckpointError(
                 f"{self.source}: {name} token {token_id:,} is outside the vocabulary of {len(self.tokens):,} tokens"
             )
@@ -135,7 +150,7 @@ class _File:
 
 
 def _word_rule(metadata: Mapping[str, Any], source: str) -> _WordRule:
-    name = metadata.get("tokenizer.ggml.pre")
+    name = CheckpointFields(metadata, source).optional_text("tokenizer.ggml.pre")
     if name is None:
         raise ConfigError(
             f"{source}: does not name its pre-tokenizer (tokenizer.ggml.pre)",
@@ -149,7 +164,7 @@ def _word_rule(metadata: Mapping[str, Any], source: str) -> _WordRule:
 def _byte_level(file: _File, rule: _WordRule) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    merges = [tuple(merge.split(" ", 1)) for merge in file.array("merges")]
+    merges = [tuple(merge.split(" ", 1)) for merge in file.array("merges", str)]
     try:
         model = models.BPE(vocab=file.ids, merges=merges, ignore_merges=rule.whole_words)
     except Exception as error:  # the library raises bare Exception
@@ -191,7 +206,7 @@ def _sentencepiece(file: _File, adds_space: bool) -> Tokenizer:
 
 def _merges_by_score(file: _File) -> list[tuple[str, str]]:
     """Every way to make a normal token of two others, the token with the best score first."""
-    scores = file.array("scores")
+    scores = file.array("scores", float, int)
     if len(scores) != len(file.tokens):
         raise CheckpointError(f"{file.source}: {len(file.tokens):,} tokens but {len(scores):,} scores")
     pieces = {token: i for token, i in file.ids.items() if file.types[i] == NORMAL}

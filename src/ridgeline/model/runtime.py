@@ -24,7 +24,7 @@ from ridgeline.cost.memory import (
 )
 from ridgeline.errors import ConfigError
 from ridgeline.model.chat_template import load_chat_template
-from ridgeline.model.generation import generation_defaults
+from ridgeline.model.generation import generation_defaults, unread_notices
 from ridgeline.model.packed import packed_file
 from ridgeline.model.program import Program, build
 from ridgeline.model.quantized import arithmetic, held_bytes, in_format, served_spec
@@ -96,6 +96,7 @@ def load_runtime(
     report("loading the tokenizer", 0.0)
     tokenizer = load_tokenizer(files)
     chat_template = None if tokenizer is None else load_chat_template(files, tokenizer)
+    notices += unread_notices(files)
     options = {"dtype": dtype, "kv_dtype": kv_dtype, "num_pages": num_pages, "num_sampler_slots": num_sampler_slots}
     if (packed := packed_file(files, config, formats)) is not None:
         options["packed"] = packed
