@@ -68,8 +68,9 @@ def test_settings_that_are_not_read_are_told_with_their_values(tmp_path):
 def test_neutral_values_and_what_chooses_no_token_are_not_worth_a_word(tmp_path):
     neutral = {
         "no_repeat_ngram_size": 0, "num_beams": 1, "typical_p": 1.0, "encoder_repetition_penalty": 1.0,
-        "max_length": 20, "guidance_scale": 1, "suppress_tokens": [], "forced_eos_token_id": None, "renormalize_logits": False,
-        "penalty_alpha": 0.0, "length_penalty": 1.0, "early_stopping": False, "exponential_decay_length_penalty": None,
+        "max_length": 20, "guidance_scale": 1, "suppress_tokens": [], "forced_eos_token_id": None,
+        "renormalize_logits": False, "penalty_alpha": 0.0, "length_penalty": 1.0, "early_stopping": False,
+        "exponential_decay_length_penalty": None,
     }  # fmt: skip
     harmless = {"eos_token_id": [2], "bos_token_id": 1, "pad_token_id": 2, "use_cache": True, "do_sample": True}
     assert unread_settings(directory(tmp_path, neutral | harmless | {"temperature": 0.5})) == []
