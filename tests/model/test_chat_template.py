@@ -48,6 +48,44 @@ FEATURES = """
 {%- for key, value in {'b': none, 'a': true}.items() %}{{ key }}={{ value }};{% endfor %}
 {{ messages[1:] | length }}{{ messages | map(attribute='role') | join(',') }}
 """
+# In the manner of published templates: tools listed field by field, calls as JSON, as XML-like parameters, as Python.
+CALLS = """
+{%- macro value(v) %}{{ v | tojson if v is mapping or v is iterable and v is not string else v | string }}{% endmacro %}
+{%- if tools is iterable and tools | length > 0 %}
+    {%- for tool in tools | map(attribute='function') %}
+        {{- '# %s: %s' % (tool.name, tool.description) }}
+        {%- for name, kind in (tool.parameters.properties | default({}, true)) | dictsort %}
+            {{- '\n- {}: {}'.format(name, kind | tojson) }}
+        {%- endfor %}
+    {%- endfor %}
+{%- endif %}
+{%- for m in messages %}
+{{ m.role }}: {{ (m.content or '').rsplit('</think>', 1)[-1].lstrip('\n') }}
+    {%- if m.reasoning_content is defined %}<think>{{ m.reasoning_content }}</think>{% endif %}
+    {%- for call in m.tool_calls or [] %}
+        {{- '\n' ~ call.function.name ~ ' ' ~ call.function.arguments | tojson }}
+        {{- call.function.arguments | tojson(indent=2, separators=(',', ': ')) }}
+        {%- for key, v in call.function.arguments.items() %}
+<{{ key }}>{{ value(v) }}|{{ v }}|{{ '%s' % v }}</{{ key }}>
+        {%- endfor %}
+    {%- endfor %}
+{%- endfor %}
+"""
+ARGUMENTS = {
+    "t": 5.0, "e": 1e-7, "large": 1e16, "zero": -0.0, "big": 10**20, "n": None, "b": True, "z": 1, "a": "é 東京 <&'\">",
+    "list": [1, 2.5, {"k": "v"}], "empty": {},
+}  # fmt: skip
+CALLING = [
+    {"role": "user", "content": "weather?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning": "hm",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": ARGUMENTS}}],
+    },
+    {"role": "tool", "content": '{"t": 5.0}', "tool_call_id": "1", "name": "f"},
+    {"role": "assistant", "content": "<think>x</think>\n\nwarm", "thinking": "so"},
+]
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "<a> & 'b' \"é\"", "parameters": {}}}]
 
 
@@ -88,6 +126,17 @@ class TestRendering:
         for messages in CONVERSATIONS:
             expected = render_by_transformers(FEATURES, messages, tools=tools, add_generation_prompt=True)
             assert chat(FEATURES, tokenizer).render(messages, tools=tools) == expected
+
+    @pytest.mark.parametrize("tools", [None, TOOLS])
+    @pytest.mark.parametrize("messages", [*CONVERSATIONS, CALLING])
+    def test_calls_and_their_numbers_equal_transformers(self, tokenizer, tools, messages):
+        expected = render_by_transformers(CALLS, messages, tools=tools)
+        template = chat(CALLS, tokenizer)
+        assert template.render(messages, tools=tools) == expected
+        assert tokenizer.decode(template.encode(messages, tools=tools)) == expected
+        if messages is CALLING:
+            assert "<t>5.0|5.0|5.0</t>" in expected
+            assert '"t": 5.0, "e": 1e-07, "large": 1e+16, "zero": -0.0, "big": 100000000000000000000' in expected
 
     def test_the_year(self, tokenizer):
         assert chat("{{ strftime_now('%Y') }}", tokenizer).render(user("")).startswith("20")
