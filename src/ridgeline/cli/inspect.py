@@ -160,7 +160,7 @@ def _pre_tokenizer(files: ModelFiles) -> str | None:
     stage = json.loads(path.read_text(encoding="utf-8")).get("pre_tokenizer") if path.exists() else None
     if stage is None:
         return None
-    return " + ".join(part["type"] for part in stage.get("pretokenizers", [stage]))
+    return " + ".join(str(part.get("type")) for part in stage.get("pretokenizers") or [stage])
 
 
 def _lint(template: ChatTemplate | None, tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from jinja2.exceptions import SecurityError, TemplateAssertionError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
 from jinja2.utils import Cycler, Namespace
 from markupsafe import Markup
 
@@ -80,7 +80,7 @@ class TemplateEngine(ImmutableSandboxedEnvironment):
         for name in _FILTERS_LEFT_OUT:
             del self.filters[name]
         for name, function in {**self.filters, "tojson": self._tojson}.items():
-            self.filters[name] = metered_filter(name, function, self._meter)
+            self.filters[name] = metered_filter(name, function, lambda: self.meter)
         del self.globals["lipsum"]
         self.globals |= {
             "dict": _DictMaker(self),
@@ -109,26 +109,28 @@ class TemplateEngine(ImmutableSandboxedEnvironment):
         finally:
             del self._local.meter
 
-    def _meter(self) -> Meter:
+    @property
+    def meter(self) -> Meter:
+        """That of the rendering in this thread."""
         meter: Meter = self._local.meter
         return meter
 
     # Called by the code that templates become.
 
     def spend(self) -> None:
-        self._local.meter.spend()
+        self.meter.spend()
 
     def write(self, value: Any) -> Any:
-        return self._local.meter.write(value)
+        return self.meter.write(value)
 
     def keep(self, value: Any) -> Any:
-        return self._local.meter.keep(value)
+        return self.meter.keep(value)
 
     def concat(self, pieces: Iterable[str]) -> str:  # type: ignore[override]
         return "".join(self._paid(pieces))
 
     def _paid(self, pieces: Iterable[str]) -> Iterator[str]:
-        meter = self._meter()
+        meter = self.meter
         for piece in pieces:
             meter.spend_text(len(piece))
             yield piece
@@ -141,11 +143,11 @@ class TemplateEngine(ImmutableSandboxedEnvironment):
         return attr in _READABLE.get(type(obj), ())
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        pay_operator(self._meter(), operator, left, right)
+        pay_operator(self.meter, operator, left, right)
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        meter = self._meter()
+        meter = self.meter
         owner = getattr(function, "__self__", None)
         if isinstance(owner, str):
             args = pay_method(meter, owner, function.__name__, args, kwargs)
@@ -167,10 +169,16 @@ class TemplateEngine(ImmutableSandboxedEnvironment):
 
         def formatted(*args: Any, **kwargs: Any) -> str:
             if name == "format_map":
-                args, kwargs = (), dict(*args)
-            meter = self._meter()
+                if kwargs or len(args) != 1:
+                    raise TypeError("format_map() takes exactly one argument")
+                args, kwargs = (), args[0]
+            meter = self.meter
             meter.spend((meter.size(args) + meter.size(kwargs)) * text.count("{"))
-            return str(_PayingFormatter(self, meter).vformat(text, args, kwargs))
+            if isinstance(text, Markup):
+                formatter: SandboxedFormatter = _PayingEscapeFormatter(self, escape=text.escape)
+            else:
+                formatter = _PayingFormatter(self)
+            return type(text)(formatter.vformat(text, args, kwargs))
 
         return formatted
 
@@ -184,7 +192,7 @@ class TemplateEngine(ImmutableSandboxedEnvironment):
     ) -> str:
         """As in transformers: Python's own JSON, without HTML's escapes, in the same order of arguments."""
         encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-        meter = self._meter()
+        meter = self.meter
         meter.spend(meter.size(value) * (1 + sum(map(len, separators or ())) // 64))
         if indent is None:
             return encoder.encode(value)
@@ -275,14 +283,22 @@ def _check_name(name: str) -> None:
         raise SecurityError(f"a namespace cannot hold {name!r}: names must not begin with an underscore")
 
 
-class _PayingFormatter(SandboxedFormatter):
-    def __init__(self, engine: TemplateEngine, meter: Meter) -> None:
-        super().__init__(engine)
-        self._meter = meter
+class _Paying:
+    """Before a formatter: pays for widths."""
+
+    _env: TemplateEngine
 
     def format_field(self, value: Any, format_spec: str) -> Any:
-        pay_spec(self._meter, format_spec)
-        return super().format_field(value, format_spec)
+        pay_spec(self._env.meter, format_spec)
+        return super().format_field(value, format_spec)  # type: ignore[misc]
+
+
+class _PayingFormatter(_Paying, SandboxedFormatter):
+    pass
+
+
+class _PayingEscapeFormatter(_Paying, SandboxedEscapeFormatter):
+    pass
 
 
 def _refuse(message: str) -> None:
