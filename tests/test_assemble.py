@@ -57,5 +57,8 @@ def test_what_cannot_work_is_refused(checkpoint: str, tmp_path: Path, options: d
 def test_a_recommended_sampling_that_cannot_be_is_the_checkpoints_fault(tmp_path: Path) -> None:
     checkpoint = make_hf(tmp_path, "llama")
     (checkpoint / "generation_config.json").write_text(json.dumps({"temperature": "hot"}))
-    with pytest.raises(CheckpointError, match=f"{checkpoint}: its recommended sampling: temperature must be a number"):
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: temperature is 'hot', not a number"):
+        load(str(checkpoint))
+    (checkpoint / "generation_config.json").write_text(json.dumps({"temperature": -1}))
+    with pytest.raises(CheckpointError, match=f"{checkpoint}: its recommended sampling: temperature"):
         load(str(checkpoint))
