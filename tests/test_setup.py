@@ -90,6 +90,16 @@ def test_an_installation_that_fails_is_told_with_its_last_lines_and_remembered(
     assert environment.unfinished.exists()
 
 
+def test_what_no_lock_names_is_removed(setup: ModuleType, venv: Path, monkeypatch, tmp_path: Path):
+    ran: list[str] = []
+    monkeypatch.setattr(setup, "WHEELS", tmp_path / "wheels")
+    monkeypatch.setattr(setup, "run", lambda title, command, **_: ran.append(command))
+    monkeypatch.setattr(setup.Environment, "_installed", lambda _: {"numpy", "ridgeline", "left-over"})
+    setup.Environment(venv).install_locked("runtime.txt")
+    assert ran[-1][-3:] == ["uninstall", "-y", "left-over"]
+    assert not any("numpy" in command[-1] for command in ran)
+
+
 def test_an_old_python_is_told_before_anything_is_made(setup: ModuleType, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(setup, "OLDEST_PYTHON", (99,))
     with pytest.raises(setup.SetupError, match=r"3\.11 or newer is needed"):

@@ -131,8 +131,18 @@ class Environment:
             )
         with self._installing():
             run(f"{lock}: installing", [*pip, "install", *kept], progress=PACKAGE)
+            if strangers := self._installed() - names_in_locks() - {"ridgeline"}:
+                run(
+                    f"removing what no lock names: {', '.join(sorted(strangers))}",
+                    [*pip, "uninstall", "-y", *strangers],
+                )
         self._stamp(lock, identity)
         return True
+
+    def _installed(self) -> set[str]:
+        names = "import importlib.metadata as m; print(*(d.name for d in m.distributions()))"
+        listed = subprocess.run([self.python, "-c", names], capture_output=True, text=True, check=True).stdout
+        return set(map(normalized, listed.split()))
 
     def install_newest(self) -> bool:
         """Everything but torch, whose range is one version, and the bundled model, which is data."""
@@ -229,6 +239,16 @@ def build_requirements() -> list[str]:
     import tomllib  # not there in the Pythons that are refused above
 
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+
+
+def names_in_locks() -> set[str]:
+    """Of every lock that may be installed here, whatever its platform."""
+    texts = [(LOCKS / lock).read_text() for lock in ("runtime.txt", "dev.txt", "torch.txt")]
+    return {normalized(name) for text in texts for name in re.findall(r"^([\w.-]+)==", text, re.MULTILINE)}
+
+
+def normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def digest(*texts: str) -> str:
