@@ -40,6 +40,7 @@ ALLOWED = {
     "engine": {"errors", "config", "units", "cost"},
     "model": {"errors", "config", "units", "native_part", "quant", "cost", "executors", "engine.plan"},
     "executors": {"errors", "config", "units", "quant", "model", "cost", "engine.plan"},
+    "doctor": {"errors", "config", "units", "native_part", "cost", "model", "measure"},
     "server": {"errors", "config", "units", "cost", "engine", "model"},
 }
 

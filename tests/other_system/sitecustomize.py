@@ -16,7 +16,7 @@ _MODULES = {"fcntl", "grp", "pwd", "readline", "resource", "termios", "tty", "uv
 _OS = (
     "fchmod", "fork", "getloadavg", "getpgid", "getpriority", "getuid", "geteuid", "killpg", "link", "mkfifo", "nice",
     "posix_fadvise", "posix_fallocate", "pread", "preadv", "pwrite", "pwritev", "sched_getaffinity", "sched_getparam",
-    "sched_getscheduler", "sched_setaffinity", "sched_setscheduler", "sched_yield", "setpriority", "statvfs", "sysconf",
+    "sched_getscheduler", "sched_setaffinity", "sched_setscheduler", "sched_yield", "setpriority", "sysconf",
     "O_DIRECT", "O_NOFOLLOW", "SCHED_RR",
 )  # fmt: skip
 _SIGNALS = ("SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGSTOP", "SIGCONT", "SIGALRM", "SIGPIPE", "pthread_sigmask")
@@ -57,6 +57,9 @@ def _take_away():
         setattr(pathlib.Path, name, _without_linux_roots(getattr(pathlib.Path, name)))
 
 
-import subprocess  # noqa: E402, F401  (its POSIX half is chosen at import, and starts the processes here)
+# These choose their half of the system when they are imported, and are needed as they are here.
+import subprocess  # noqa: E402, F401
+
+import psutil  # noqa: E402, F401
 
 _take_away()

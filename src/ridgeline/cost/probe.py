@@ -187,7 +187,7 @@ def last_level_cache(root: Path = Path("/")) -> int:
 
 def _machine(meters: Meters, cores: int) -> dict[str, Any]:
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "usable_cores": cores,
         "installed_cores": os.cpu_count(),
         "isa": _isa(meters),
@@ -204,7 +204,7 @@ def _isa(meters: Meters) -> str:
         raise ConfigError(f"this machine cannot be measured: {error}") from error
 
 
-def _cpu_name(root: Path = Path("/")) -> str:
+def cpu_name(root: Path = Path("/")) -> str:
     cpuinfo = root / "proc/cpuinfo"
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
