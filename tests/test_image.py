@@ -1,6 +1,5 @@
-"""The Dockerfile, as far as it can be checked without Docker: what it copies exists and reaches it, the last stage
-holds no tools and no root, and its port, options and versions are those of the project. `make lint-image` runs hadolint.
-"""
+"""The Dockerfile, as far as it can be checked without Docker (`make lint-image` runs hadolint): what it copies exists
+and reaches it, the last stage holds no tools and no root, its port, options and versions are those of the project."""
 
 from __future__ import annotations
 

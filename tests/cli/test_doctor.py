@@ -4,9 +4,16 @@ import getpass
 import socket
 from pathlib import Path
 
+import pytest
+
 from ridgeline.cli import main
 from ridgeline.cli.doctor import page
 from ridgeline.doctor.report import examine
+
+
+@pytest.fixture(autouse=True)
+def empty_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
 
 
 def test_the_page_holds_what_a_bug_report_needs(capsys, monkeypatch):
