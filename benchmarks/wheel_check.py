@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -95,28 +96,12 @@ def run(command: list[str], directory: Path, **variables: str) -> None:
     subprocess.run(command, cwd=directory, env=os.environ | variables, check=True)
 
 
-def build(python: str, out: Path, *, pure: bool) -> Path:
-    """A wheel of this tree, by PYTHON."""
-    before = set(out.glob("*.whl"))
-    variables = {"RIDGELINE_PURE": "1"} if pure else {"RIDGELINE_PURE": "0"}
-    run(
-        [
-            python,
-            "-m",
-            "pip",
-            "--quiet",
-            "wheel",
-            "--no-deps",
-            "--wheel-dir",
-            str(out),
-            "-C",
-            f"build-dir={out}/cmake-{pure}",
-            str(TREE),
-        ],
-        TREE,
-        **variables,
-    )
-    [wheel] = set(out.glob("*.whl")) - before
+def build(python: str, directory: Path, *, pure: bool) -> Path:
+    """A wheel of this tree, by PYTHON. Its compilation has a directory of its own: the tree's is the editable build's."""
+    command = [python, "-m", "pip", "--quiet", "wheel", "--no-deps", "--wheel-dir", str(directory)]
+    command += ["-C", f"build-dir={directory}/cmake", str(TREE)]
+    run(command, TREE, RIDGELINE_PURE="1" if pure else "0")
+    [wheel] = directory.glob("*.whl")
     return wheel
 
 
@@ -154,7 +139,7 @@ def _use_pure(environment: Environment, cli: list[str]) -> None:
         environment.expect([*cli, *arguments], 1, "the native part is not installed", "hint: ")
     environment.expect(["-m", "ridgeline.cli.demo"], 1, "the native part is not installed")
     environment.expect([*cli, "plan", "qwen3-0.6b"], 0, "this machine was not measured")
-    environment.expect([*cli, "doctor", "--json"], 0, '"native": null')
+    environment.expect([*cli, "doctor", "--json"], 0, '"state": "missing"')
 
 
 def _use_native(environment: Environment, cli: list[str]) -> None:
@@ -182,11 +167,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         for index, python in enumerate(options.python or [getattr(sys, "_base_executable", sys.executable)]):
             for pure in (False, True):
-                place = Path(name, f"{index}-{'pure' if pure else 'native'}")
-                out = (options.out or place / "wheels").resolve()
-                out.mkdir(parents=True, exist_ok=True)
                 print(f"{python}, {'pure' if pure else 'native'} wheel", flush=True)
-                problems += check(python, build(python, out, pure=pure), place).problems
+                place = Path(name, f"{index}-{'pure' if pure else 'native'}")
+                wheel = build(python, place / "wheel", pure=pure)
+                problems += check(python, wheel, place).problems
+                if options.out:
+                    options.out.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(wheel, options.out)
     for problem in problems:
         print(f"\nFAIL {problem}")
     print(f"{'passed' if not problems else 'failed'}: {len(problems)} problems")
