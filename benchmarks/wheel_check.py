@@ -97,7 +97,7 @@ def run(command: list[str], directory: Path, **variables: str) -> None:
 
 
 def build(python: str, directory: Path, *, pure: bool) -> Path:
-    """A wheel of this tree, by PYTHON. Its compilation has a directory of its own: the tree's is the editable build's."""
+    """A wheel of this tree, by PYTHON. It compiles in a directory of its own: that of the tree is `make setup`'s."""
     command = [python, "-m", "pip", "--quiet", "wheel", "--no-deps", "--wheel-dir", str(directory)]
     command += ["-C", f"build-dir={directory}/cmake", str(TREE)]
     run(command, TREE, RIDGELINE_PURE="1" if pure else "0")
