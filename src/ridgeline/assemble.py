@@ -68,13 +68,13 @@ def _open_tier(runtime: ModelRuntime, model_config: ModelConfig, engine_config: 
         if engine_config.cache_disk is not None:
             raise ConfigError("cache_disk bounds cache_dir, which is not given", hint="give --cache-dir too")
         return None
-    from ridgeline.engine.disk_tier import DiskTier
-    from ridgeline.model.fingerprint import kv_fingerprint
-
     if not (engine_config.prefix_cache and engine_config.kv_cache):
         raise ConfigError("cache_dir keeps cached prefixes, and the prefix cache is off", hint="leave one of them out")
     if not hasattr(runtime.executor, "page_bytes"):
         raise ConfigError("cache_dir needs an executor whose KV pages can be copied", hint="use --executor native")
+    from ridgeline.engine.disk_tier import DiskTier  # Linux has what it needs, as the native executor does
+    from ridgeline.model.fingerprint import kv_fingerprint
+
     memory = cast("PageMemory", runtime.executor)
     fingerprint = kv_fingerprint(runtime.files, model_config.weights, runtime.executor, memory.page_bytes)
     path = Path(engine_config.cache_dir).expanduser()

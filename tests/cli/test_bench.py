@@ -19,6 +19,7 @@ from ridgeline.cli import INTERRUPTED, main
 from ridgeline.cli.bench_view import remarks
 
 DEADLINE_S = 120.0
+ELSEWHERE = Path(__file__).parents[1] / "other_system"
 SMALL = ["--requests", "8", "--input", "40", "--output", "6"]
 POINT_KEYS = {
     "requests", "completed", "failed", "duration_s", "output_tokens_per_s", "ttft_s", "tpot_s", "itl_s", "chunk_gap_s",
@@ -206,7 +207,8 @@ def test_stored_runs_are_listed_and_compared(capsys: pytest.CaptureFixture[str],
     assert as_json(capsys, "compare", ids[0], "1999")[0] == 1
 
 
-def test_ctrl_c_keeps_what_was_measured(data_directory: Path) -> None:
+@pytest.mark.parametrize("python_path", ["", str(ELSEWHERE)], ids=["here", "without signal handlers of the loop"])
+def test_ctrl_c_keeps_what_was_measured(data_directory: Path, python_path: str) -> None:
     reached = threading.Event()
 
     def stalls_at_last(body: dict[str, Any]) -> Answer:
@@ -217,7 +219,7 @@ def test_ctrl_c_keeps_what_was_measured(data_directory: Path) -> None:
 
     with FakeEndpoint(answers=stalls_at_last) as server:
         command = [sys.executable, "-m", "ridgeline.cli", "bench", server.url, *SMALL, "--json"]
-        environment = os.environ | {"XDG_DATA_HOME": str(data_directory.parent.parent)}
+        environment = os.environ | {"XDG_DATA_HOME": str(data_directory.parent.parent), "PYTHONPATH": python_path}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
             assert reached.wait(DEADLINE_S)
             process.send_signal(signal.SIGINT)

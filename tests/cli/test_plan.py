@@ -8,6 +8,7 @@ import pytest
 from ridgeline.cli import main, plan_input
 from ridgeline.cost.plan import Plan
 from ridgeline.model.catalog import catalog_entry
+from ridgeline.native_part import NativePartError
 
 GPU = ("--hardware", "example-gpu")
 
@@ -237,13 +238,13 @@ class TestThisMachine:
         assert "measured in two seconds" in " ".join(report["assumptions"])
 
     def test_a_machine_that_cannot_be_measured_leaves_nulls_and_says_why(self, monkeypatch, capsys):
-        def measure(effort):
-            raise ImportError("no native module")
+        def native_part():
+            raise NativePartError("no native part", hint="build it", state="missing")
 
-        monkeypatch.setattr("ridgeline.cost.probe.measure", measure)
+        monkeypatch.setattr("ridgeline.cost.ask.native_part", native_part)
         assert main(["plan", "example-8b", "--json"]) == 0
         captured = capsys.readouterr()
-        assert "not measured (no native module)" in captured.err
+        assert "not measured (no native part)" in captured.err
         report = json.loads(captured.out)
         assert report["hardware"] is report["tpot_floor_s"] is report["max_concurrent_requests"] is None
         assert report["weight_bytes"] == 16_056_328_192

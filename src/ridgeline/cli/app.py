@@ -16,7 +16,7 @@ from ridgeline.cli import INTERRUPTED
 from ridgeline.errors import RidgelineError
 
 # Each is a function in a module of its name.
-_COMMANDS = ("plan", "probe", "measure", "why", "bench", "serve", "generate", "chat", "inspect")
+_COMMANDS = ("plan", "probe", "measure", "why", "bench", "serve", "generate", "chat", "inspect", "doctor")
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -156,22 +156,36 @@ def _predictor(
 @contextlib.asynccontextmanager
 async def _stops_at_ctrl_c(bench: Bench) -> AsyncIterator[None]:
     """The first Ctrl-C (or SIGTERM) ends the run and keeps what was measured; a second one ends everything."""
-    loop = asyncio.get_running_loop()
 
     def stop() -> None:
         let_go()
         bench.stop()
 
-    def let_go() -> None:
-        for number in _ENDING:
-            loop.remove_signal_handler(number)
-
-    for number in _ENDING:
-        loop.add_signal_handler(number, stop)
+    let_go = _handle_endings(asyncio.get_running_loop(), stop)
     try:
         yield
     finally:
         let_go()
+
+
+def _handle_endings(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Callable[[], None]:
+    """Calls `stop` in `loop` at each of the signals, until what this gives back is called."""
+    try:
+        for number in _ENDING:
+            loop.add_signal_handler(number, stop)
+    except NotImplementedError:  # Windows
+        previous = {n: signal.signal(n, lambda *_: loop.call_soon_threadsafe(stop)) for n in _ENDING}
+    else:
+        previous = {}
+
+    def let_go() -> None:
+        for number in _ENDING:
+            if number in previous:
+                signal.signal(number, previous[number])
+            else:
+                loop.remove_signal_handler(number)
+
+    return let_go
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ stdin is a turn and only answers go to stdout.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Iterator
@@ -119,7 +120,8 @@ class Conversation:
         if not self.on_terminal:
             yield from (line.rstrip("\n") for line in sys.stdin)
             return
-        import readline  # noqa: F401  (its import gives input() line editing and a history)
+        with contextlib.suppress(ImportError):  # Windows, where the terminal does this itself
+            import readline  # noqa: F401  (its import gives input() line editing and a history)
 
         while True:
             try:

@@ -1,7 +1,7 @@
 """`make demo`: the whole way, once, with a real server and a real client.
 
-Starts `ridgeline serve` on the bundled model as a process of its own, asks it something with OpenAI's client, prints
-the answer as it streams, and then how fast that was beside what this machine's memory allows (`cost/facts.py`):
+Starts `ridgeline serve` on the bundled model as a process of its own, asks it something over HTTP, prints the answer as
+it streams, and then how fast that was beside what this machine's memory allows (`cost/facts.py`):
 
     TTFT = first event that carries text - request sent
     TPOT = (last event - first event) / (output tokens - 1)
@@ -22,11 +22,13 @@ from pathlib import Path
 
 import httpx
 
+from ridgeline.cli.remote import RemoteChat
 from ridgeline.cost.bandwidth import read_bandwidth
 from ridgeline.cost.cores import usable_cores
 from ridgeline.cost.facts import load_facts
 from ridgeline.errors import RidgelineError
 from ridgeline.llm import DEFAULT_MODEL
+from ridgeline.native_part import native_part
 from ridgeline.units import format_bytes
 
 _DTYPE = "bf16"
@@ -57,6 +59,7 @@ class Timing:
 
 def main() -> int:
     try:
+        native_part()  # its absence is clearer than a server that does not start
         with running_server(DEFAULT_MODEL, "--dtype", _DTYPE) as url:
             print(f"\n> {_QUESTION}\n")
             timing = ask(url, _QUESTION)
@@ -124,31 +127,23 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def ask(url: str, question: str) -> Timing:
     """Streams one greedy answer to stdout."""
-    from openai import OpenAI
-
-    client = OpenAI(base_url=url, api_key="none")
-    model = client.models.list().data[0].id
+    client = RemoteChat(url)
+    params = {"temperature": 0, "max_tokens": _MAX_TOKENS, "stream_options": {"include_usage": True}}
     sent = time.perf_counter()
-    stream = client.chat.completions.create(
-        model=model,
-        messages=[{"role": "user", "content": question}],
-        temperature=0,
-        max_tokens=_MAX_TOKENS,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
     first = last = 0.0
-    usage = None
-    for chunk in stream:
-        if chunk.choices and chunk.choices[0].delta.content:
+    usage: dict[str, int] = {}
+    for event in client.events([{"role": "user", "content": question}], params):
+        text = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+        if text:
             last = time.perf_counter()
             first = first or last
-            print(chunk.choices[0].delta.content, end="", flush=True)
-        usage = chunk.usage or usage
+            print(text, end="", flush=True)
+        usage = event.get("usage") or usage
+    client.close()
     print()
-    if usage is None or usage.completion_tokens < 2:
+    if usage.get("completion_tokens", 0) < 2:
         raise ServerFailed("the answer is too short to measure")
-    return Timing(usage.prompt_tokens, usage.completion_tokens, first - sent, last - first)
+    return Timing(usage["prompt_tokens"], usage["completion_tokens"], first - sent, last - first)
 
 
 def report(timing: Timing) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,13 +24,20 @@ class RemoteChat:
 
     def stream(self, messages: Sequence[Mapping[str, str]], params: Mapping[str, Any]) -> Iterator[str]:
         """Pieces of the answer's text; closing the iterator closes the connection, which aborts the request."""
+        with contextlib.closing(self.events(messages, params)) as events:
+            for event in events:
+                for choice in event.get("choices", []):
+                    yield choice["delta"].get("content") or ""
+
+    def events(self, messages: Sequence[Mapping[str, str]], params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The chunks of the answer as the server sends them."""
         body = {"model": self.name, "messages": list(messages), "stream": True, **params}
         try:
             with self._client.stream("POST", "chat/completions", json=body) as response:
                 if response.is_error:
                     response.read()
                     raise _as_error(response)
-                yield from _texts(response.iter_lines())
+                yield from _events(response.iter_lines())
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
@@ -52,7 +60,7 @@ class RemoteChat:
         return ConfigError(f"{self.base_url}: {error or type(error).__name__}", hint="is the server running there?")
 
 
-def _texts(lines: Iterator[str]) -> Iterator[str]:
+def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         if not line.startswith("data:"):
             continue
@@ -62,8 +70,7 @@ def _texts(lines: Iterator[str]) -> Iterator[str]:
         event = json.loads(data)
         if "error" in event:
             raise ExecutionError(_message_of(event))
-        for choice in event.get("choices", []):
-            yield choice["delta"].get("content") or ""
+        yield event
     raise ExecutionError("the server closed the stream before its end")
 
 

@@ -11,6 +11,7 @@ from ridgeline.cost.plan import Plan, make_plan
 from ridgeline.cost.question import Question
 from ridgeline.cost.this import THIS_GPU, from_probe, load_this, load_this_gpu, save
 from ridgeline.errors import ConfigError
+from ridgeline.native_part import NativePartError, native_part
 from ridgeline.quant.formats import FORMATS
 
 
@@ -52,12 +53,17 @@ def _quick_look() -> Hardware | None:
     """The first plan on a machine measures it for two seconds, and says so."""
     from ridgeline.cost.probe import QUICK, measure
 
-    print("measuring this machine for two seconds; `ridgeline probe` does it well", file=sys.stderr)
     try:
+        native_part()
+        print("measuring this machine for two seconds; `ridgeline probe` does it well", file=sys.stderr)
         probe = measure(QUICK).as_json()
         save(probe)
-    except (ImportError, MemoryError, RuntimeError) as error:  # no native module here, or no memory for it
-        print(f"this machine was not measured ({error}): figures of speed are left out", file=sys.stderr)
+    except (NativePartError, MemoryError, RuntimeError) as error:  # none here, or no memory for its buffers
+        print(
+            f"this machine was not measured ({getattr(error, 'message', error)}): figures of speed are left out; "
+            "--hardware names a device, --bandwidth, --compute and --memory describe one",
+            file=sys.stderr,
+        )
         return None
     except ConfigError as error:
         print(f"measured, but not kept: {error}", file=sys.stderr)

@@ -8,13 +8,13 @@ floor must never exceed a time that was really measured.
 from __future__ import annotations
 
 from ridgeline.cost.cores import usable_cores
+from ridgeline.native_part import native_part
 
 _MIN_BYTES = 1 << 20  # below this a pass is too short for the clock
 
 
 def read_bandwidth(working_set_bytes: int, *, threads: int | None = None, seconds: float = 1.0) -> float:
-    """Bytes per second that `threads` (None: all usable cores) read from a buffer of `working_set_bytes`."""
-    from ridgeline import _native
-
-    rate: float = _native.read_bandwidth(max(working_set_bytes, _MIN_BYTES), threads or usable_cores(), seconds)
+    """Bytes per second that `threads` (None: all usable cores) read from a buffer of `working_set_bytes`. Raises
+    NativePartError where there is none."""
+    rate: float = native_part().read_bandwidth(max(working_set_bytes, _MIN_BYTES), threads or usable_cores(), seconds)
     return rate

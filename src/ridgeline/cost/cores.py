@@ -13,8 +13,17 @@ from pathlib import Path
 
 def usable_cores(root: Path = Path("/")) -> int:
     """At least 1. `root` is where `proc` and `sys` are looked for."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min([affinity, *_quotas(root)])))
+    return max(1, int(min([affinity_cores(), *_quotas(root)])))
+
+
+def affinity_cores() -> int:
+    """Cores on which the system may run this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def quota_cores(root: Path = Path("/")) -> float | None:
+    """The least that a control group above this process grants, in cores; None: none of them limits."""
+    return min(_quotas(root), default=None)
 
 
 def _quotas(root: Path) -> Iterator[float]:

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ridgeline.cost.cores import usable_cores
 from ridgeline.cost.memory import available_memory
 from ridgeline.errors import ConfigError
+from ridgeline.native_part import native_part
 
 Progress = Callable[[str, float], None]
 Task = Callable[[float], None]  # repeats its reading until the time given
@@ -114,11 +115,9 @@ class Probe:
 
 
 def measure(effort: Effort, *, progress: Progress | None = None, meters: Meters | None = None) -> Probe:
-    """Under 30 s for FULL, about two for QUICK. `meters` None: the native module."""
+    """Under 30 s for FULL, about two for QUICK. `meters` None: the native part. Raises NativePartError without one."""
     if meters is None:
-        from ridgeline import _native
-
-        meters = _native
+        meters = cast(Meters, native_part())
     report = progress or (lambda stage, share: None)
     cores = usable_cores()
     probe = Probe(
@@ -188,7 +187,7 @@ def last_level_cache(root: Path = Path("/")) -> int:
 
 def _machine(meters: Meters, cores: int) -> dict[str, Any]:
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "usable_cores": cores,
         "installed_cores": os.cpu_count(),
         "isa": _isa(meters),
@@ -205,7 +204,7 @@ def _isa(meters: Meters) -> str:
         raise ConfigError(f"this machine cannot be measured: {error}") from error
 
 
-def _cpu_name(root: Path = Path("/")) -> str:
+def cpu_name(root: Path = Path("/")) -> str:
     cpuinfo = root / "proc/cpuinfo"
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

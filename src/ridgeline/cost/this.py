@@ -39,13 +39,13 @@ def save(probe: dict[str, Any]) -> Path:
 
 def load_this() -> Hardware | None:
     """None when this machine was not probed. Raises ConfigError for a file that is damaged."""
-    probe = _load()
+    probe = load_probe()
     return None if probe is None else from_probe(probe)
 
 
 def load_this_gpu() -> Hardware:
     """Raises ConfigError when no probe found one."""
-    probe = _load()
+    probe = load_probe()
     if probe is None or probe.get("gpu") is None:
         raise ConfigError("no GPU was probed on this machine", hint=f"{_MEASURE}; GPUs need NVIDIA and torch")
     gpu = probe["gpu"]
@@ -85,7 +85,8 @@ def _never_rising(sets: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return cleaned[::-1]
 
 
-def _load() -> dict[str, Any] | None:
+def load_probe() -> dict[str, Any] | None:
+    """What was saved; None: nothing yet. Raises ConfigError for a file that is damaged."""
     path = saved_path()
     if not path.exists():
         return None

@@ -106,7 +106,7 @@ def load_trace(path: Path, *, time_scale: float = 1.0) -> list[Session]:
     """JSON lines as in Mooncake's traces: `timestamp` in ms, `input_length`, `output_length`, optionally `hash_ids`,
     one per 512 tokens of prompt; equal ids are equal text. Times are multiplied by `time_scale`."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", hint="--trace takes a file of JSON lines") from error
     sessions = [_from_line(f"{path}:{i}", line, time_scale) for i, line in enumerate(lines, 1) if line.strip()]

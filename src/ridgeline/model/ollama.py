@@ -67,7 +67,7 @@ def _manifest_path(model: str) -> Path:
 def _layers(path: Path) -> list[tuple[str, str]]:
     """(media type, digest) of each layer."""
     try:
-        manifest: Any = json.loads(path.read_text())
+        manifest: Any = json.loads(path.read_text(encoding="utf-8"))
         return [(str(layer["mediaType"]), str(layer["digest"])) for layer in manifest["layers"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: not a manifest of Ollama's: {error!r}") from error

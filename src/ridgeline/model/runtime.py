@@ -32,6 +32,7 @@ from ridgeline.model.resolve import ModelFiles, load_spec, resolve_model
 from ridgeline.model.spec import ModelSpec
 from ridgeline.model.tokenizer import load_tokenizer
 from ridgeline.model.weights import Weights, open_weights, random_weights
+from ridgeline.native_part import native_part
 from ridgeline.quant.formats import GGUF, QUANTIZED, SERVED, SERVED_KV, joined, served_format
 from ridgeline.units import format_bytes
 
@@ -78,6 +79,8 @@ def load_runtime(
 
     Raises ConfigError for a name, model or setting that cannot work, CheckpointError for a damaged file.
     """
+    if config.executor == "native":
+        native_part()  # first of all: without it, nothing needs to be downloaded
     report = progress or (lambda stage, share: None)
     report("reading the model's description", 0.0)
     files = resolve_model(model)

@@ -1,0 +1,5 @@
+import sys
+
+from ridgeline.cli import main
+
+sys.exit(main())
