@@ -12,7 +12,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ridgeline.errors import ConfigError
 from ridgeline.model.rope import inverse_frequencies
-from ridgeline.model.spec import ModelSpec, RopeScaling
+from ridgeline.model.rope_scaling import RopeScaling
+from ridgeline.model.spec import ModelSpec
 
 LLAMA_3_1 = {
     "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

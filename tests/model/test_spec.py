@@ -8,8 +8,10 @@ import pytest
 import transformers
 
 from ridgeline.errors import ConfigError
+from ridgeline.model.gguf_spec import from_gguf
 from ridgeline.model.rope import inverse_frequencies
-from ridgeline.model.spec import RopeScaling, from_config, from_gguf
+from ridgeline.model.rope_scaling import RopeScaling
+from ridgeline.model.spec import from_config
 
 CONFIGS = Path(__file__).parents[1] / "golden" / "configs"
 LLAMA3_SCALING = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)

@@ -131,6 +131,7 @@ class Anatomy:
     lookups: tuple[Matrix, ...] = ()
     stored_dtype: str = "bf16"  # of what is not quantized
     assumptions: tuple[str, ...] = ()  # sentences: what the description takes for granted or leaves out
+    warnings: tuple[str, ...] = ()  # sentences: keys that are unknown and were passed over
     quantization: Mapping[str, Any] = field(default_factory=dict)  # `quantization_config` as it stands
 
     @property

@@ -13,15 +13,30 @@ from ridgeline.errors import ConfigError
 
 
 class Fields:
-    """Typed access to a model's settings; an error names the source and the key."""
+    """Typed access to a model's settings; an error names the source and the key. Which keys were asked for is noted."""
 
     def __init__(self, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
         self.values = values
         self.source = source
         self.prefix = prefix
+        self._asked: set[str] = set()
 
     def get(self, key: str) -> Any:
+        self._asked.add(key)
         return self.values.get(self.prefix + key)
+
+    def unused(self, *keys: str) -> None:
+        """Keys that decide nothing in this model, whatever they hold."""
+        self._asked.update(keys)
+
+    def unread(self) -> dict[str, Any]:
+        """What nobody asked for, under the prefix."""
+        names = (name.removeprefix(self.prefix) for name in self.values if name.startswith(self.prefix))
+        return {name: self.values[self.prefix + name] for name in names if name not in self._asked}
+
+    def missed(self) -> set[str]:
+        """Keys that were asked for and are not there."""
+        return {key for key in self._asked if self.prefix + key not in self.values}
 
     def error(self, key: str, problem: str, hint: str | None = None) -> ConfigError:
         return ConfigError(f"{self.source}: {self.prefix}{key} {problem}", hint=hint)

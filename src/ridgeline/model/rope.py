@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.errors import ConfigError
-from ridgeline.model.spec import ModelSpec, RopeScaling
+from ridgeline.model.rope_scaling import RopeScaling
+from ridgeline.model.spec import ModelSpec
 
 
 def inverse_frequencies(spec: ModelSpec) -> NDArray[np.float64]:

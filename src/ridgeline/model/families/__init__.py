@@ -1,13 +1,14 @@
 """From `config.json` to an `Anatomy`, for every family whose facts are certain.
 
 `describe` picks the family by `model_type`, checks that `architectures` names one of its classes, and hands over to
-the family's function. In configurations of several modalities the text model is described, `text_config`. What it
-does not know it refuses by name: it never guesses a size.
+the family's function. In configurations of several modalities the text model is described, `text_config`. It never
+guesses a size: what is missing, or asks for sizes that the family does not know, is refused by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ridgeline.config import nearest
@@ -16,6 +17,7 @@ from ridgeline.model.config_values import stored_dtype
 from ridgeline.model.families import dense, gemma, hybrid, latent, mixture
 from ridgeline.model.families.common import Config, Family
 from ridgeline.model.fields import short
+from ridgeline.model.known_keys import passed_over
 
 FAMILIES: Mapping[str, Family] = {
     **dense.FAMILIES,
@@ -47,8 +49,7 @@ def describe(values: Mapping[str, Any], *, source: str) -> Anatomy:
         assumptions=tuple(_assumptions(config, values)),
         quantization=config.table("quantization_config"),
     )
-    config.refuse_unread()
-    return anatomy
+    return replace(anatomy, warnings=passed_over(config, serving=False))
 
 
 def is_known(model_type: str) -> bool:

@@ -1,9 +1,8 @@
 """Reading a `config.json` for planning: nothing that decides a size has a silent default, and nothing that looks like
 a size is overlooked.
 
-A `Config` notes which keys were read. What is left over must be harmless by name, since a whole number, a list, an
-object or a `true` under an unknown key may be a renamed dimension or a feature that changes shapes: `refuse_unread`
-names it. So a number that comes out was asked for under its right name.
+What nobody read is judged by `known_keys`: keys known to change shapes are refused by name, as is a slip of the pen, and
+unknown ones are told. So a number that comes out was asked for under its right name.
 """
 
 from __future__ import annotations
@@ -15,24 +14,11 @@ from typing import Any
 from ridgeline.model import blocks
 from ridgeline.model.anatomy import Block, Matrix
 from ridgeline.model.config_values import layer_windows
-from ridgeline.model.families.harmless import HARMLESS
 from ridgeline.model.fields import Fields, short
 
 
 class Config(Fields):
-    """Fields that remember which keys were read."""
-
-    def __init__(self, values: Mapping[str, Any], source: str) -> None:
-        super().__init__(values, source)
-        self._read: set[str] = set()
-
-    def get(self, key: str) -> Any:
-        self._read.add(key)
-        return super().get(key)
-
-    def unused(self, *keys: str) -> None:
-        """Keys that decide no size in this model, whatever they hold."""
-        self._read.update(keys)
+    """Fields with the checks that planning needs."""
 
     def count_under(self, *keys: str) -> int:
         """A count that went by several names; where more than one is there, they must agree."""
@@ -66,16 +52,6 @@ class Config(Fields):
         if values and (len(values) != count or any(value not in accepted for value in values)):
             raise self.error(key, f"must be {count} of {', '.join(accepted)}, not {short(values)}")
         return values
-
-    def refuse_unread(self) -> None:
-        """Refuses keys that nobody read and that may decide a size."""
-        for key, value in self.values.items():
-            if key in self._read or key in HARMLESS or key.startswith("_"):
-                continue
-            is_size = isinstance(value, int) and value > 0  # a `true` too
-            if is_size or (isinstance(value, list | dict) and value):
-                hint = "take it out if it changes neither shapes nor caches"
-                raise self.error(key, f"is {short(value)}: this key is unknown and may change sizes", hint)
 
 
 @dataclass(frozen=True)
@@ -114,8 +90,9 @@ class Heads:
     head_dim: int
 
 
-def heads(config: Config, *, own_head_dim: bool = False) -> Heads:
-    """own_head_dim: the head size does not follow from the hidden size, so that it must be there."""
+def heads(config: Config, *, own_head_dim: bool = False, num_layers: int | None = None) -> Heads:
+    """own_head_dim: the head size does not follow from the hidden size, so that it must be there. num_layers: what
+    `num_hidden_layers` may leave to be said by another key."""
     hidden, num_heads = config.count("hidden_size"), config.count("num_attention_heads")
     if own_head_dim:
         head_dim = config.count_under("head_dim", "attention_head_dim")
@@ -124,7 +101,7 @@ def heads(config: Config, *, own_head_dim: bool = False) -> Heads:
     kv_heads = config.count("num_key_value_heads")
     if num_heads % kv_heads:
         raise config.error("num_key_value_heads", f"is {kv_heads}, which does not divide {num_heads} heads")
-    return Heads(hidden, config.count("num_hidden_layers"), num_heads, kv_heads, head_dim)
+    return Heads(hidden, config.count("num_hidden_layers", num_layers), num_heads, kv_heads, head_dim)
 
 
 def grouped(h: Heads, window: int | None = None, **options: Any) -> Block:

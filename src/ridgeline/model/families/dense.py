@@ -108,6 +108,8 @@ def _falcon(config: Config) -> Stack:
         kv_heads = 1 if config.required_flag("multi_query") else num_heads
         num_norms = 1 if config.required_flag("parallel_attn") else 2
     config.unused("parallel_attn", "multi_query", "num_kv_heads")
+    if config.count("num_key_value_heads", kv_heads) != kv_heads:  # transformers writes it since 5.25; it follows
+        raise config.error("num_key_value_heads", f"is {config.get('num_key_value_heads')}, the rest says {kv_heads}")
     h = Heads(hidden, config.count("num_hidden_layers"), num_heads, kv_heads, equal_share(config, hidden, num_heads))
     bias = config.required_flag("bias")
     config.demand("alibi", False)

@@ -15,6 +15,7 @@ from ridgeline.model.families.common import (
     sliding_windows,
     stack,
 )
+from ridgeline.model.fields import short
 
 _KINDS = ("sliding_attention", "full_attention")
 _FULL_EVERY_2 = 2  # Gemma 2's code fixes it
@@ -55,9 +56,7 @@ def _gemma4(config: Config) -> Stack:
     if not kinds:
         raise config.error("layer_types", "is missing")
     k_is_v = config.required_flag("attention_k_eq_v")
-    full_kv_heads = (config.nullable("num_global_key_value_heads") or h.kv_heads) if k_is_v else h.kv_heads
-    config.unused("num_global_key_value_heads")
-    full = Heads(h.hidden, h.layers, h.heads, full_kv_heads, config.count("global_head_dim"))
+    full = _gemma4_full_heads(config, h, kinds, k_is_v)
     first_shared = h.layers - (config.nullable("num_kv_shared_layers") or 0)
     ffn, wide_ffn = _gemma4_ffn(config, h, 1), _gemma4_ffn(config, h, 1 + config.required_flag("use_double_wide_mlp"))
     per_layer, shared, lookups = _per_layer_inputs(config, h)
@@ -76,6 +75,28 @@ def _gemma4(config: Config) -> Stack:
         )
         layers.append(attention + (ffn if has_cache else wide_ffn) + per_layer)
     return Stack(tuple(layers), shared + blocks.norms(1, h.hidden), lookups)
+
+
+def _gemma4_full_heads(config: Config, h: Heads, kinds: list[str], k_is_v: bool) -> Heads:
+    """The heads of full layers: under keys of their own, or, since transformers 5.25, in `per_layer_config`, an object
+    from the numbers of layers to what they have of their own."""
+    own_sizes = config.table("per_layer_config")
+    if not own_sizes:
+        kv_heads = (config.nullable("num_global_key_value_heads") or h.kv_heads) if k_is_v else h.kv_heads
+        config.unused("num_global_key_value_heads")
+        return Heads(h.hidden, h.layers, h.heads, kv_heads, config.count("global_head_dim"))
+    full_layers = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
+    sizes = next(iter(own_sizes.values()))
+    if not isinstance(sizes, dict) or {number.lstrip("0") or "0": own for number, own in own_sizes.items()} != {
+        str(i): sizes for i in full_layers
+    }:
+        raise config.error("per_layer_config", f"must give each full layer the same sizes, is {short(own_sizes)}")
+    own = Config(sizes, f"{config.source}: per_layer_config")
+    kv_heads = own.count("num_key_value_heads", h.kv_heads)
+    full = Heads(h.hidden, h.layers, h.heads, kv_heads, own.count("head_dim", h.head_dim))
+    for key, value in own.unread().items():
+        raise own.error(key, f"is {short(value)}: this variant is unknown")
+    return full
 
 
 def _gemma4_ffn(config: Config, h: Heads, width: int) -> Block:

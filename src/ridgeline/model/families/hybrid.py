@@ -8,6 +8,8 @@ from ridgeline.model.families.common import Config, Family, Heads, Stack, groupe
 from ridgeline.model.families.mixture import sparse_ffns
 
 _PATTERN = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}  # Nemotron-H's letters
+_LAYER_TYPES = {"linear_attention": "mamba", "full_attention": "attention", "mamba": "mamba", "attention": "attention"}
+_NEMOTRON_TYPES = {**_LAYER_TYPES, "moe": "moe", "mlp": "mlp"}
 
 
 def _qwen3_next(config: Config) -> Stack:
@@ -53,8 +55,7 @@ def _granite_hybrid(config: Config) -> Stack:
     inner, active = config.count("intermediate_size"), config.count("num_experts_per_tok", minimum=0)
     if total:
         ffn += blocks.moe(h.hidden, inner, total, active, router="block_sparse_moe.router")
-    names = {"mamba": "mamba", "attention": "attention", "linear_attention": "mamba", "full_attention": "attention"}
-    kinds = config.choices("layer_types", h.layers, tuple(names))
+    kinds = config.choices("layer_types", h.layers, tuple(_LAYER_TYPES))
     if not kinds:
         raise config.error("layer_types", "is missing")
     mamba = blocks.mamba2(
@@ -68,14 +69,16 @@ def _granite_hybrid(config: Config) -> Stack:
         proj_bias=config.required_flag("mamba_proj_bias"),
     )
     attention = grouped(h, qkv_bias=bias, o_bias=bias)
-    return stack(h, ((mamba if names[kind] == "mamba" else attention) + ffn for kind in kinds))
+    return stack(h, ((mamba if _LAYER_TYPES[kind] == "mamba" else attention) + ffn for kind in kinds))
 
 
 def _nemotron_h(config: Config) -> Stack:
     """Each layer is one part: Mamba-2, attention, MLP or experts, with one norm. MLPs are not gated."""
-    h = heads(config, own_head_dim=True)
+    types = config.items("layers_block_type")  # transformers 5's form of the pattern, which alone says how many
+    h = heads(config, own_head_dim=True, num_layers=len(types) or None)
     bias, mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
-    kinds = _nemotron_kinds(config, h.layers)
+    kinds = [_NEMOTRON_TYPES[kind] for kind in config.choices("layers_block_type", h.layers, tuple(_NEMOTRON_TYPES))]
+    kinds = kinds or _nemotron_kinds(config, h.layers)
     mamba = blocks.mamba2(
         h.hidden,
         config.count("mamba_num_heads"),

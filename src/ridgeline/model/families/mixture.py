@@ -3,6 +3,9 @@ MiMo-V2-Flash, Granite MoE."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from ridgeline.model import blocks
 from ridgeline.model.anatomy import Block
 from ridgeline.model.families.common import (
@@ -159,6 +162,8 @@ def _rotated(config: Config, num_layers: int) -> list[bool]:
 def _mimo_v2(config: Config) -> Stack:
     """Full and sliding layers have their own head counts and sizes; values are smaller than keys."""
     full = heads(config, own_head_dim=True)
+    if config.get("layer_types") is not None:
+        return _mimo_v2_of_transformers(config, full)
     swa = Heads(
         full.hidden,
         full.layers,
@@ -174,18 +179,38 @@ def _mimo_v2(config: Config) -> Stack:
     config.demand("attention_bias", False)
     config.demand("n_shared_experts", None, 0)
     total = config.count_under("n_routed_experts", "num_experts", "num_local_experts")
-    sparse = blocks.moe(full.hidden, config.count("moe_intermediate_size"), total, _active(config, total))
-    dense = blocks.mlp(full.hidden, config.count("intermediate_size"))
-    layers = []
-    for slides, routes in zip(
-        _bits(config, "hybrid_layer_pattern", full), _bits(config, "moe_layer_freq", full), strict=True
-    ):
-        h = swa if slides else full
-        attention = grouped(
-            h, window if slides else None, value_dim=value_dims[slides], extra_values=h.heads * sinks[slides]
-        )
-        layers.append(attention + (sparse if routes else dense) + blocks.norms(2, full.hidden))
-    return stack(full, layers)
+    full_layer, swa_layer = (
+        grouped(h, w, value_dim=value_dim, extra_values=h.heads * has_sinks)
+        for h, w, value_dim, has_sinks in zip((full, swa), (None, window), value_dims, sinks, strict=True)
+    )
+    slides, routes = _bits(config, "hybrid_layer_pattern", full), _bits(config, "moe_layer_freq", full)
+    return _mimo_v2_stack(config, full, [swa_layer if bit else full_layer for bit in slides], routes, total)
+
+
+def _mimo_v2_of_transformers(config: Config, full: Heads) -> Stack:
+    """The form that transformers writes: its code, not the config, gives sliding layers twice the KV heads, and sinks."""
+    swa = replace(full, kv_heads=2 * full.kv_heads)
+    kinds = config.choices("layer_types", full.layers, ("sliding_attention", "full_attention"))
+    value_dim, bias = config.count("v_head_dim"), config.flag("attention_bias")
+    attention = [
+        grouped(swa, window, value_dim=value_dim, qkv_bias=bias, extra_values=swa.heads)
+        if window
+        else grouped(full, value_dim=value_dim, qkv_bias=bias)
+        for window in sliding_windows(config, kinds)
+    ]
+    ffns = config.choices("mlp_layer_types", full.layers, ("dense", "sparse"))
+    if not kinds or not ffns:
+        raise config.error("layer_types and mlp_layer_types", "must both be there")
+    total = config.count_under("n_routed_experts", "num_experts", "num_local_experts")
+    return _mimo_v2_stack(config, full, attention, [kind == "sparse" for kind in ffns], total)
+
+
+def _mimo_v2_stack(config: Config, h: Heads, attention: list[Block], routes: Sequence[int], total: int) -> Stack:
+    sparse = blocks.moe(h.hidden, config.count("moe_intermediate_size"), total, _active(config, total))
+    dense = blocks.mlp(h.hidden, config.count("intermediate_size"))
+    ffns = (sparse if flag else dense for flag in routes)
+    norms = blocks.norms(2, h.hidden)
+    return stack(h, (mixer + ffn + norms for mixer, ffn in zip(attention, ffns, strict=True)))
 
 
 def _bits(config: Config, key: str, h: Heads) -> list[int]:
