@@ -11,8 +11,10 @@ _STORED_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 def layer_windows(fields: Fields, architecture: str, num_layers: int) -> tuple[int | None, ...]:
     """Sliding window of each layer: in Mistral of all layers; in Qwen, when switched on, as `layer_types` says, else
-    from layer `max_window_layers` on."""
+    from layer `max_window_layers` on. Qwen's configs give a window that is off, too."""
     window, first = None, 0
+    if architecture not in ("mistral", "llama"):
+        fields.unused("sliding_window")
     if architecture == "mistral":
         if fields.values.get("sliding_window", _MISTRAL_WINDOW) is not None:
             window = fields.count("sliding_window", _MISTRAL_WINDOW)
@@ -32,7 +34,7 @@ def layer_windows(fields: Fields, architecture: str, num_layers: int) -> tuple[i
 
 
 def stored_dtype(fields: Fields) -> str:
-    """bf16 when the config does not say; the weights themselves decide what is read."""
+    """bf16 when the config does not say. Where weights are at hand, they decide (`stored.py`)."""
     key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
     name = fields.text(key, "bfloat16")
     if name not in _STORED_DTYPES:

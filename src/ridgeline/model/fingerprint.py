@@ -12,6 +12,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ridgeline.model.gguf_parts import part_paths
 from ridgeline.model.resolve import ModelFiles
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ def weights_fingerprint(files: ModelFiles, weights: str) -> bytes:
 
 
 def _files(files: ModelFiles, weights: str) -> list[Path]:
-    if files.kind != "directory":
+    if files.kind == "gguf":
+        return [part for part in part_paths(files.path) if part.exists()]
+    if files.kind == "config":
         return [files.path]
     shards = sorted(files.path.glob("*.safetensors")) if weights == "checkpoint" else []
     return [files.path / "config.json", *shards]

@@ -24,9 +24,6 @@ def config_of(metadata: Mapping[str, Any], shapes: _Shapes, *, source: str) -> d
     if architecture not in _ARCHITECTURES:
         hint = nearest(architecture, list(_ARCHITECTURES))
         raise general.error("general.architecture", f"is {architecture!r}: unknown architecture", hint)
-    if general.count("split.count", 1) > 1:
-        problem = f"is {metadata['split.count']}: this is one part of a split file"
-        raise general.error("split.count", problem, "merge it, or plan its config.json")
     fields = Fields(metadata, source, f"{architecture}.")
     if "token_embd.weight" not in shapes:
         raise ConfigError(f"{source}: no tensor token_embd.weight")

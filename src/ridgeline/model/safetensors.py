@@ -44,12 +44,26 @@ def shard_names(directory: Path) -> dict[str, str]:
 
 
 def _open_sharded(directory: Path) -> dict[str, StoredTensor]:
+    """All that the shards hold, what the index leaves out too: it belongs to the checkpoint, or is an error later."""
     shard_of = shard_names(directory)
     shards = {shard: _open_file(directory / shard) for shard in sorted(set(shard_of.values()))}
     for name, shard in shard_of.items():
         if name not in shards[shard]:
             raise CheckpointError(f"{directory / shard}: tensor {name!r} is missing, {INDEX_FILE} promises it")
-    return {name: shards[shard][name] for name, shard in shard_of.items()}
+    tensors: dict[str, StoredTensor] = {}
+    for held in shards.values():
+        for name, tensor in held.items():
+            if name in tensors:
+                raise CheckpointError(f"{tensor.path}: tensor {name!r} is in {tensors[name].path.name} too")
+            tensors[name] = tensor
+    return tensors
+
+
+def unread_files(directory: Path) -> list[str]:
+    """Names of safetensors files that are no part of the checkpoint beside which they lie."""
+    has_index = (directory / INDEX_FILE).exists()
+    own = set(shard_names(directory).values()) if has_index else {SINGLE_FILE}
+    return sorted(path.name for path in directory.glob("*.safetensors") if path.name not in own)
 
 
 def _open_file(path: Path) -> dict[str, StoredTensor]:

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.errors import CheckpointError, ConfigError
+from ridgeline.model.gguf_spec import ROPE_FACTORS
 from ridgeline.model.program import weight_shapes
 from ridgeline.model.resolve import ModelFiles
-from ridgeline.model.safetensors import open_safetensors
 from ridgeline.model.spec import ModelSpec
+from ridgeline.model.stored import HEAD, ROTARY_TABLE
 from ridgeline.model.tensors import StoredTensor
 from ridgeline.quant.bf16 import to_bf16
 from ridgeline.quant.ggml_blocks import block_format, dequantize, group_form, unpack_groups
@@ -55,8 +56,6 @@ _MODEL_NAMES = {
     "final_norm": ("model.norm", "output_norm"),
     "head": ("lm_head", "output"),
 }
-# Tensors that a file may hold beside the weights: tables that follow from the spec, and the copy of a tied matrix.
-_REDUNDANT = ("rotary_emb.inv_freq", "rope_freqs.weight", "lm_head.weight")
 
 
 class Weights(ABC):
@@ -100,20 +99,27 @@ def open_weights(files: ModelFiles, spec: ModelSpec) -> Weights:
         raise ConfigError(
             f"{files.path}: a config.json alone has no weights", hint="give its directory, or --weights random"
         )
-    is_gguf = files.kind == "gguf"
-    stored = files.gguf.tensors if is_gguf else open_safetensors(files.path)
+    is_gguf, stored = files.kind == "gguf", files.tensors
     tensors = {}
     for name, shape in weight_shapes(spec).items():
         tensors[name] = _find(stored, _stored_name(name, is_gguf), shape, files)
     unread = set(stored) - {tensor.name for tensor in tensors.values()}
     for name in sorted(unread):
-        if not name.endswith(_REDUNDANT):
+        if not _is_redundant(name, spec, files):
             raise CheckpointError(
                 f"{stored[name].path}: tensor {name!r} has no place in a {spec.architecture} model "
                 f"of {spec.num_layers} layers",
                 hint="it belongs to a feature that is not supported",
             )
     return CheckpointWeights(spec, tensors, adjacent_pairs=is_gguf and spec.architecture == "llama")
+
+
+def _is_redundant(name: str, spec: ModelSpec, files: ModelFiles) -> bool:
+    """Whether a tensor beside the weights says nothing that the spec does not: a table that the spec was made from or
+    that was compared with it (`model/stored.py`), or the copy of a tied matrix."""
+    if files.kind == "gguf":
+        return name == ROPE_FACTORS
+    return name.endswith(ROTARY_TABLE) or (name == HEAD and spec.tie_embeddings and not files.has_own_head)
 
 
 def random_weights(spec: ModelSpec, seed: int = 0) -> Weights:

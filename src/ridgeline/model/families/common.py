@@ -128,8 +128,7 @@ def equal_share(config: Config, hidden_size: int, num_heads: int) -> int:
 
 
 def switched_windows(config: Config, num_layers: int) -> tuple[int | None, ...]:
-    """Qwen's windows, which `use_sliding_window` switches on; a window that is off may be written all the same."""
-    config.unused("sliding_window")
+    """Qwen's windows, which `use_sliding_window` switches on."""
     return layer_windows(config, "qwen", num_layers)
 
 
