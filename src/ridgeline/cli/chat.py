@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from ridgeline.cli.options import MODEL_OPTIONS, SAMPLING_OPTIONS, pick, sampling_params, takes
-from ridgeline.cli.output import loading, tell
+from ridgeline.cli.output import loading, tell, warn
 from ridgeline.errors import RidgelineError
 from ridgeline.llm import DEFAULT_MODEL, LLM
 
@@ -93,6 +93,7 @@ def _partner(target: str, model: str | None, api_key: str | None, options: dict[
         raise typer.BadParameter("--model goes with a URL")
     with loading() as progress:
         llm = LLM(target, progress=progress, max_requests=1, **pick(MODEL_OPTIONS, options))
+    warn(llm.runtime.spec.warnings)
     tell(llm.runtime.notices)
     return LocalPartner(llm, options)
 

@@ -19,7 +19,7 @@ from ridgeline.cli.options import (
     sampling_params,
     takes,
 )
-from ridgeline.cli.output import loading, print_json, tell
+from ridgeline.cli.output import loading, print_json, tell, warn
 from ridgeline.engine.request import FinishReason, SamplingParams
 from ridgeline.errors import ConfigError
 from ridgeline.llm import LLM, Completion
@@ -57,6 +57,7 @@ def generate(
         raise typer.BadParameter("--logprobs goes with --json")
     with loading(quiet=as_json) as progress:
         llm = LLM(model, progress=progress, **pick(MODEL_OPTIONS, options), **pick(ENGINE_OPTIONS, options))
+    warn(llm.runtime.spec.warnings)
     if not as_json:
         tell(llm.runtime.notices)
     with llm:

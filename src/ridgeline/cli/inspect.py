@@ -13,7 +13,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.cli.options import Json, Model, takes
-from ridgeline.cli.output import print_json
+from ridgeline.cli.output import print_json, warn
 from ridgeline.cost.memory import kv_bytes_per_token, weight_bytes
 from ridgeline.errors import ConfigError, RidgelineError
 from ridgeline.quant.formats import SERVED
@@ -37,6 +37,7 @@ _SAMPLE = [
 def inspect(model: Model, as_json: Json = False) -> None:
     """Show what a checkpoint holds: dimensions, formats, tokenizer, chat template."""
     report = inspect_model(model)
+    warn(report["assumptions"])
     if as_json:
         print_json(report)
     else:
@@ -59,7 +60,7 @@ def inspect_model(model: str) -> dict[str, Any]:
         "path": str(files.path),
         "architecture": spec.architecture,
         "parameters": spec.num_parameters,
-        "spec": dataclasses.asdict(spec),
+        "spec": {key: value for key, value in dataclasses.asdict(spec).items() if key != "warnings"},
         "formats": formats,
         "stored_bytes": sum(row["bytes"] for row in formats),
         "bf16_weight_bytes": weight_bytes(spec, "bf16"),
@@ -68,6 +69,7 @@ def inspect_model(model: str) -> dict[str, Any]:
         "tokenizer": _tokenizer_facts(files, tokenizer),
         "chat_template": _lint(template, tokenizer),
         "sampling": _collect(problems, lambda: _sampling(files), None),
+        "assumptions": list(spec.warnings),
         "servable": not problems,
         "problems": problems,
     }

@@ -21,6 +21,12 @@ def tell(notices: Iterable[str]) -> None:
             print(f"note: {notice}", file=sys.stderr)
 
 
+def warn(sentences: Iterable[str]) -> None:
+    """What may be wrong with an answer, for people and logs alike."""
+    for sentence in sentences:
+        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def loading(*, log: bool = False, quiet: bool = False) -> Iterator[Callable[[str, float], None]]:
     """A callback for `progress(stage, done share)`: a bar when stderr is a terminal, else nothing, or with `log` a line

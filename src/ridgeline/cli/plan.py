@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ridgeline.cli.options import Group, Json, takes
-from ridgeline.cli.output import print_json
+from ridgeline.cli.output import print_json, warn
 from ridgeline.cli.plan_case import Case, on_device, read_case, read_devices
 from ridgeline.cost.capacity import advice
 from ridgeline.cost.emit import ENGINES, Setup, emit
@@ -88,6 +88,7 @@ def plan(
     if model is None:
         raise typer.BadParameter("MODEL is missing (or --list)")
     case, devices = read_case(model, options), read_devices(options)
+    warn(case.facts.warnings)
     if options["compare"] is None:
         _plan_one(on_device(case, devices), as_json, options)
         return

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.output import print_json
+from ridgeline.cli.output import print_json, warn
 from ridgeline.cli.plan_case import Case, Devices, on_device
 from ridgeline.cost.facts import load_facts
 from ridgeline.cost.hardware import THIS, find_device
@@ -63,7 +63,10 @@ def _cases(base: Case, names: list[str], devices: Devices) -> tuple[str, list[tu
     here = on_device(base, devices)
     if _all(names, weight_format):
         return "format", [(name, dataclasses.replace(here, wanted_dtype=name)) for name in names]
-    models = [base.facts, *(load_facts(name) for name in names if name != base.facts.name)]
+    others = [load_facts(name) for name in names if name != base.facts.name]
+    for facts in others:
+        warn(facts.warnings)
+    models = [base.facts, *others]
     return "model", [(facts.name, dataclasses.replace(here, facts=facts)) for facts in models]
 
 

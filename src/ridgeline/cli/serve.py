@@ -12,7 +12,7 @@ import typer
 
 from ridgeline.assemble import load_engine
 from ridgeline.cli.options import ENGINE_OPTIONS, MODEL_OPTIONS, SERVER_OPTIONS, Json, Model, pick, takes
-from ridgeline.cli.output import loading, print_json
+from ridgeline.cli.output import loading, print_json, warn
 from ridgeline.config import EngineConfig, ModelConfig, ServerConfig, resolve
 from ridgeline.cost.memory import admissible_requests
 from ridgeline.errors import ConfigError
@@ -42,6 +42,7 @@ def serve(model: Model = DEFAULT_MODEL, as_json: Json = False, profile: Profile 
     def load() -> tuple[ModelRuntime, Engine]:
         with loading(log=True, quiet=as_json) as progress:
             runtime, engine = load_engine(model, model_config, engine_config, progress=progress)
+        warn(runtime.spec.warnings)
         if profile:
             profiles.append(_profiled(runtime.executor))
         return runtime, engine
@@ -111,6 +112,7 @@ def ready_facts(state: ServerState) -> dict[str, Any]:
         "arithmetic": runtime.arithmetic,
         "kv_dtype": runtime.kv_dtype,
         "notices": list(runtime.notices),
+        "assumptions": list(runtime.spec.warnings),
         "context_len": runtime.context_len,
         "kv_bytes": kv_tokens * runtime.kv_bytes_per_token,
         "kv_tokens": kv_tokens,

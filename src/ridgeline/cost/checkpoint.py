@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,15 +19,18 @@ from ridgeline.quant.formats import weight_format
 if TYPE_CHECKING:
     from ridgeline.model.gguf import GgufFile
 
+_DTYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 _NOT_PARAMETERS = ("rope_freqs", "rope_factors", "exp_probs_b")  # rotary tables, routing buffers
 _HEAD, _EMBEDDINGS = "lm_head.weight", ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight")
 
 
 @dataclass(frozen=True)
 class StoredTensors:
-    """Tensor name -> (values as shaped, bytes)."""
+    """Tensor name -> (values as shaped, bytes). `main_dtype` is the number type of most values, as `fp32`, `bf16` or
+    `fp16`; None: another, or not known."""
 
     tensors: dict[str, tuple[int, int]]
+    main_dtype: str | None = None
 
     @property
     def num_parameters(self) -> int:
@@ -67,7 +71,12 @@ def read_safetensors(directory: Path) -> StoredTensors | None:
         files = [directory / SINGLE_FILE]
     else:
         return None
-    return StoredTensors({name: entry for file in files for name, entry in _header(file).items()})
+    entries = {name: entry for file in files for name, entry in _header(file).items()}
+    values: Counter[str] = Counter()
+    for dtype, num_values, _ in entries.values():
+        values[dtype] += num_values
+    main_dtype = _DTYPES.get(max(values, key=values.__getitem__)) if values else None
+    return StoredTensors({name: entry[1:] for name, entry in entries.items()}, main_dtype)
 
 
 def read_gguf(file: GgufFile) -> StoredTensors:
@@ -102,12 +111,13 @@ def read_held(file: GgufFile) -> StoredTensors | None:
     return StoredTensors(tensors)
 
 
-def _header(path: Path) -> dict[str, tuple[int, int]]:
+def _header(path: Path) -> dict[str, tuple[str, int, int]]:
+    """Type, values and bytes of each tensor."""
     try:
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         return {
-            name: (math.prod(entry["shape"]), entry["data_offsets"][1] - entry["data_offsets"][0])
+            name: (str(entry["dtype"]), math.prod(entry["shape"]), entry["data_offsets"][1] - entry["data_offsets"][0])
             for name, entry in header.items()
             if name != "__metadata__"
         }

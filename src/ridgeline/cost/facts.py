@@ -8,7 +8,7 @@ its `quantization_config`, or exactly from its files where they are at hand; "gg
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,14 @@ from ridgeline.cost.checkpoint import StoredTensors, read_gguf, read_held, read_
 from ridgeline.errors import ConfigError
 from ridgeline.model.anatomy import Anatomy
 from ridgeline.model.catalog import catalog_entry, catalog_names
-from ridgeline.model.families import describe
+from ridgeline.model.families import ASSUMED_BF16, describe
 from ridgeline.model.gguf_config import config_of
 from ridgeline.quant.formats import FORMATS, GGUF, kv_format, weight_format
 from ridgeline.quant.released import Release, release
 
 if TYPE_CHECKING:
     from ridgeline.model.gguf import GgufFile
+    from ridgeline.model.resolve import ModelFiles
 
 STORED = "stored"
 _GGUF_EMBEDDING, _GGUF_HEAD, _GGUF_EXPERTS = "token_embd.weight", "output.weight", "_exps."
@@ -91,7 +92,12 @@ class ModelFacts:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Sentences for the reader: what the figures take for granted or leave out."""
-        return () if self.is_gguf else self.anatomy.assumptions
+        return () if self.is_gguf else (*self.anatomy.assumptions, *self.anatomy.warnings)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Those of the assumptions that a reader should be told in any case: something may be amiss."""
+        return () if self.is_gguf else self.anatomy.warnings
 
     @property
     def note(self) -> str | None:
@@ -212,9 +218,34 @@ def load_facts(model: str, dtype: str | None = None) -> ModelFacts:
     if files.kind == "gguf":
         return _gguf_facts(files.name, files.gguf)
     path = files.path / "config.json" if files.kind == "directory" else files.path
-    anatomy = describe(read_json(path), source=str(path))
+    config = read_json(path)
+    anatomy = describe(config, source=str(path))
     stored = read_safetensors(files.path) if files.kind == "directory" else None
+    if stored is not None:
+        anatomy = _as_stored(anatomy, stored, files, config.get("dtype") or config.get("torch_dtype"))
     return ModelFacts(files.name, anatomy, files=stored)
+
+
+def _as_stored(anatomy: Anatomy, stored: StoredTensors, files: ModelFiles, said_dtype: str | None) -> Anatomy:
+    """What the tensors say counts, as in `model/stored.py`: their number type, and an output matrix of its own."""
+    from ridgeline.model.stored import dtype_warning, own_head_warning
+
+    source, warnings, assumptions = str(files.path), list(anatomy.warnings), anatomy.assumptions
+    dtype = stored.main_dtype if stored.main_dtype and not anatomy.quantization else anatomy.stored_dtype
+    if dtype != anatomy.stored_dtype and said_dtype:
+        warnings.append(dtype_warning(source, said_dtype, dtype))
+    if stored.main_dtype:
+        assumptions = tuple(line for line in assumptions if line != ASSUMED_BF16)
+    own_head = stored.tied_copy_bytes(anatomy.tied) > 0 and files.has_own_head
+    if own_head:
+        warnings.append(own_head_warning(source))
+    return replace(
+        anatomy,
+        stored_dtype=dtype,
+        tied=anatomy.tied and not own_head,
+        assumptions=assumptions,
+        warnings=tuple(warnings),
+    )
 
 
 def _gguf_facts(name: str, file: GgufFile) -> ModelFacts:

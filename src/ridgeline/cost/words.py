@@ -88,6 +88,7 @@ def assumptions(roofline: Roofline, question: Question) -> list[str]:
         )
     if hardware.confidence not in ("given", "datasheet"):
         lines.append(f"Figures of {hardware.name}: {hardware.confidence} ({hardware.source}).")
+    lines += roofline.facts.assumptions
     if roofline.facts.note:
         lines.append(roofline.facts.note)
     if question.final_len > roofline.facts.max_context > 0:

@@ -49,7 +49,7 @@ def open_whole_gguf(path: Path) -> GgufFile:
     paths = part_paths(path)
     if len(paths) != count:
         raise CheckpointError(
-            f"{path}: split.count is {count}: this is one of {count} parts, and the others are not to be found by its name",
+            f"{path}: split.count is {count}: its name does not tell where the other parts are",
             hint=f"name them NAME-00001-of-{count:05}.gguf and so on, in one directory",
         )
     missing = [part.name for part in paths if not part.is_file()]
@@ -76,7 +76,7 @@ def _joined(parts: list[GgufFile]) -> GgufFile:
             tensors[name] = tensor
     if len(tensors) != num_tensors:
         raise CheckpointError(
-            f"{parts[0].path}: split.tensors.count is {num_tensors}, the {len(parts)} parts hold {len(tensors)} tensors",
+            f"{parts[0].path}: split.tensors.count is {num_tensors}, the {len(parts)} parts hold {len(tensors)}",
             hint="fetch the files again",
         )
     return replace(parts[0], tensors=tensors)

@@ -51,7 +51,8 @@ def from_gguf(
 ) -> ModelSpec:
     """The spec of a GGUF file; `source` names it in errors.
 
-    `rope_factors` are the values of its tensor `rope_freqs.weight`, where it has one. Raises ConfigError as `spec.from_config` does.
+    `rope_factors` are the values of its tensor `rope_freqs.weight`, where it has one. Raises ConfigError as
+    `spec.from_config` does.
     """
     general = Fields(metadata, source)
     architecture = general.text("general.architecture")
@@ -103,7 +104,7 @@ def _passed_over(fields: Fields) -> tuple[str, ...]:
     """Sentences about keys that are unknown and taken to be harmless. Raises ConfigError for the others."""
     for key, value in Fields(fields.values, fields.source, "rope.").unread().items():
         if value:
-            raise ConfigError(f"{fields.source}: rope.{key} is {short(value)}: rotation stands under {fields.prefix}rope.")
+            raise ConfigError(f"{fields.source}: rope.{key} is {short(value)}: not read, {fields.prefix}rope.{key} is")
     unknown = []
     for key, value in fields.unread().items():
         if key in _INERT or (value in _NEUTRAL[key] if key in _NEUTRAL else not value):

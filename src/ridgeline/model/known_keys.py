@@ -22,8 +22,12 @@ from typing import Any
 from ridgeline.model.fields import Fields, short
 
 
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 def _keys(groups: Mapping[str, str]) -> frozenset[str]:
-    return frozenset(key for keys in groups.values() for key in keys.split())
+    return _words(" ".join(groups.values()))
 
 
 # Neither sizes nor results, whatever they hold.
@@ -34,9 +38,10 @@ INERT = _keys(
             "cache_implementation tokenizer_class id2label label2id return_dict return_dict_in_generate "
             "output_attentions output_hidden_states torchscript is_encoder_decoder is_decoder tie_encoder_decoder "
             "pruned_heads problem_type chunk_size_feed_forward use_bfloat16 use_flash_attn use_flash_attention "
-            "use_flash_attention_2 task_specific_params summary_type summary_use_proj summary_proj_to_labels summary_activation "
-            "summary_first_dropout num_logits_to_keep unsloth_fixed is_llama_config for_llm_compressor gradient_checkpointing "
-            "name_or_path finetuning_task num_labels prefix tf_legacy_loss use_mamba_kernels"
+            "use_flash_attention_2 task_specific_params summary_type summary_use_proj summary_proj_to_labels "
+            "summary_activation summary_first_dropout num_logits_to_keep unsloth_fixed is_llama_config "
+            "for_llm_compressor gradient_checkpointing name_or_path finetuning_task num_labels prefix tf_legacy_loss "
+            "use_mamba_kernels"
         ),
         "Token ids": (
             "bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id image_token_id "
@@ -79,14 +84,16 @@ RESULTS = _keys(
             "attention_window_size attention_chunk_size query_pre_attn_scalar attn_logit_softcapping "
             "final_logit_softcapping attention_multiplier attention_scale scale_attention scale_attn_weights "
             "scale_attn_by_inverse_layer_idx reorder_and_upcast_attn use_bidirectional_attention is_causal clip_qkv "
-            "softmax_scale attention_value_scale attention_softmax_in_fp32 logit_scale logits_scaling attn_type_list use_qkv_split"
+            "softmax_scale attention_value_scale attention_softmax_in_fp32 logit_scale logits_scaling attn_type_list "
+            "use_qkv_split"
         ),
         "Residual, norms, activations": (
             "embedding_multiplier residual_multiplier embedding_scale scale_emb scale_depth dim_model_base "
             "mup_scale_factor lm_head_multiplier key_multiplier attention_in_multiplier attention_out_multiplier "
             "mlp_multipliers scale_embedding use_parallel_residual parallel_residual residual_in_fp32 "
             "hidden_act hidden_activation activation activation_function ffn_act_fn swiglu_limit swiglu_alpha "
-            "mlp_hidden_act rms_norm_eps normalization_function norm_type apply_residual_connection_post_layernorm norm_after pre_norm"
+            "mlp_hidden_act rms_norm_eps normalization_function norm_type apply_residual_connection_post_layernorm "
+            "norm_after pre_norm"
         ),
         "Routing": (
             "norm_topk_prob routed_scaling_factor scoring_func topk_method n_group topk_group scale_fmt "
@@ -124,7 +131,9 @@ SIZES = _keys(
             "qk_rope_head_dim qk_nope_head_dim index_n_heads index_head_dim index_topk indexer_types "
             "block_configs layers_block_type attn_layer_period attn_layer_offset"
         ),
-        "Biases": "bias attention_bias mlp_bias qkv_bias add_qkv_bias attention_out_bias use_bias lm_head_bias norm_bias",
+        "Biases": (
+            "bias attention_bias mlp_bias qkv_bias add_qkv_bias attention_out_bias use_bias lm_head_bias norm_bias"
+        ),
         "Experts": (
             "num_experts num_local_experts n_routed_experts n_shared_experts num_shared_experts num_experts_per_tok "
             "num_experts_per_token experts_per_token top_k_experts moe_topk moe_top_k moe_num_experts "
@@ -152,9 +161,11 @@ _ONE = (None, 1)
 _SILU = (None, "silu", "swish")
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(
-        "partial_rotary_factor rotary_pct rotary_emb_fraction rope_ratio embedding_multiplier residual_multiplier "
-        "logits_scaling logit_scale embedding_scale scale_emb lm_head_multiplier key_multiplier "
-        "attention_in_multiplier attention_out_multiplier routed_scaling_factor attn_scale".split(),
+        _words(
+            "partial_rotary_factor rotary_pct rotary_emb_fraction rope_ratio embedding_multiplier residual_multiplier "
+            "logits_scaling logit_scale embedding_scale scale_emb lm_head_multiplier key_multiplier "
+            "attention_in_multiplier attention_out_multiplier routed_scaling_factor attn_scale"
+        ),
         _ONE,
     ),
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation", "activation_function"), _SILU),
@@ -165,15 +176,15 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 # Words of names that speak of what a model computes. Also GGUF's.
-SUSPICIOUS = frozenset(
+SUSPICIOUS = _words(
     "rope rotary theta yarn ntk alibi position positions attn attention mha gqa mla qk qkv kv sink sinks causal mask "
     "window sliding scale scales scaled scaling multiplier multipliers softcap softcapping cap clip clamp norm norms "
     "layernorm rmsnorm residual parallel act activation gate gated gating bias expert experts moe router routing mlp "
     "ffn head heads layer layers hidden intermediate dim dims rank lora conv mamba ssm recurrent mup logit logits "
-    "softmax temperature embedding embeddings adapter dense sparse sparsity block blocks".split()
+    "softmax temperature embedding embeddings adapter dense sparse sparsity block blocks"
 )
 _WORD = re.compile(r"[a-z]+")
-_TRAINING = frozenset("dropout drop loss aux init initializer jitter".split())
+_TRAINING = _words("dropout drop loss aux init initializer jitter")
 _ALIKE = 0.85  # difflib's ratio: `head_dims` and `n_head_dim` are alike `head_dim`
 
 

@@ -42,8 +42,8 @@ class ModelFiles:
 
     @cached_property
     def gguf(self) -> GgufFile:
-        """The opened `.gguf` file, in all its parts. Its vocabulary takes tens of milliseconds to read, and many ask for
-        some of it."""
+        """The opened `.gguf` file with all its parts. Its vocabulary takes tens of milliseconds to read, and many ask
+        for some of it."""
         return open_whole_gguf(self.path)
 
     @cached_property

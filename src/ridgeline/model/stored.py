@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ridgeline.model.rope import inverse_frequencies
 from ridgeline.model.spec import ModelSpec
@@ -61,8 +62,8 @@ def own_head_warning(source: str) -> str:
 
 
 def main_dtype(matrices: Iterable[StoredTensor], described: str) -> str:
-    """The number type of most values: fp32, bf16 or fp16; of quantized ones `described`, which names the mix of formats,
-    unless it names none."""
+    """The number type of most values: fp32, bf16 or fp16; of quantized ones `described`, which names the mix of
+    formats, unless it names none."""
     values: Counter[str] = Counter()
     for tensor in matrices:
         values[tensor.type] += math.prod(tensor.shape)
@@ -79,7 +80,7 @@ def _rounded(tensors: Iterable[StoredTensor], dtype: str, source: str) -> Iterat
     wider = sorted(t.name for t in tensors if len(t.shape) == 2 and t.type in ("F32", "F16"))
     if dtype == "bf16" and wider:
         more = f" and {len(wider) - 1} more" if len(wider) > 1 else ""
-        yield f"{source}: {wider[0]}{more} hold more bits than bf16 does and are rounded to it; --dtype fp32 keeps them."
+        yield f"{source}: {wider[0]}{more} hold more bits than bf16 and are rounded to it; --dtype fp32 keeps them."
 
 
 def has_own_head(tensors: Mapping[str, StoredTensor]) -> bool:
@@ -95,14 +96,16 @@ def same_values(a: StoredTensor, b: StoredTensor) -> bool:
         return False
     for start in range(0, math.prod(a.shape), _CHUNK_VALUES):
         raw_a, raw_b = _chunk(a, start), _chunk(b, start)
-        if a.type != b.type:
-            raw_a, raw_b = dequantize(a.type, raw_a), dequantize(b.type, raw_b)
-        if not np.array_equal(raw_a, raw_b):
+        if a.type == b.type:
+            same = np.array_equal(raw_a, raw_b)
+        else:
+            same = np.array_equal(dequantize(a.type, raw_a), dequantize(b.type, raw_b))
+        if not same:
             return False
     return True
 
 
-def _chunk(tensor: StoredTensor, start: int) -> np.ndarray:
+def _chunk(tensor: StoredTensor, start: int) -> NDArray[np.uint8]:
     fmt = FORMATS[tensor.type]
     first, last = (values // fmt.block_len * fmt.block_bytes for values in (start, start + _CHUNK_VALUES))
     return tensor.data[first:last]
@@ -117,5 +120,5 @@ def _other_rotation(spec: ModelSpec, tensors: Mapping[str, StoredTensor], source
         table = dequantize(tensor.type, tensor.data)
         known = (plain, inverse_frequencies(spec))
         if not any(len(table) == len(own) and np.allclose(table, own, _TABLE_TOLERANCE, 0) for own in known):
-            yield f"{source}: {name} is not what the config describes: the config's frequencies are used, as in transformers."
+            yield f"{source}: {name} is not what the config describes, which is used, as in transformers."
             return

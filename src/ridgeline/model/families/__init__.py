@@ -26,6 +26,7 @@ FAMILIES: Mapping[str, Family] = {
     **latent.FAMILIES,
     **hybrid.FAMILIES,
 }
+ASSUMED_BF16 = "The config does not say in which number type the weights are stored: bf16 is assumed."
 _MAX_LAYERS = 10_000
 _OUTER_KEYS = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype", "architectures")
 
@@ -85,7 +86,7 @@ def _family(config: Config) -> tuple[str, Family]:
 
 def _assumptions(config: Config, values: Mapping[str, Any]) -> Iterator[str]:
     if config.get("dtype") is None and config.get("torch_dtype") is None:
-        yield "The config does not say in which number type the weights are stored: bf16 is assumed."
+        yield ASSUMED_BF16
     if any(config.get(key) for key in ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")):
         yield "Layers that predict further tokens (MTP) are not counted."
     if "text_config" in values:

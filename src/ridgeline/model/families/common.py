@@ -1,13 +1,13 @@
 """Reading a `config.json` for planning: nothing that decides a size has a silent default, and nothing that looks like
 a size is overlooked.
 
-What nobody read is judged by `known_keys`: keys known to change shapes are refused by name, as is a slip of the pen, and
-unknown ones are told. So a number that comes out was asked for under its right name.
+What nobody read is judged by `known_keys`: keys known to change shapes are refused by name, as is a slip of the pen,
+and unknown ones are told. So a number that comes out was asked for under its right name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 

@@ -188,7 +188,7 @@ def _mimo_v2(config: Config) -> Stack:
 
 
 def _mimo_v2_of_transformers(config: Config, full: Heads) -> Stack:
-    """The form that transformers writes: its code, not the config, gives sliding layers twice the KV heads, and sinks."""
+    """The form that transformers writes: its code, not the config, gives sliding layers sinks and double KV heads."""
     swa = replace(full, kv_heads=2 * full.kv_heads)
     kinds = config.choices("layer_types", full.layers, ("sliding_attention", "full_attention"))
     value_dim, bias = config.count("v_head_dim"), config.flag("attention_bias")
