@@ -75,15 +75,25 @@ def make_hf(
     return directory
 
 
-def make_gguf(hf_directory: Path, path: Path, quantization: str = "F32") -> Path:
+def make_gguf(
+    hf_directory: Path,
+    path: Path,
+    quantization: str = "F32",
+    *,
+    part_tensors: int = 0,
+    metadata: dict[str, float] | None = None,
+) -> Path:
     """The checkpoint of `hf_directory` as one GGUF file; vectors stay F32, as llama.cpp keeps them. `Q4_K_M`
-    and `Q5_K_M` are its mixes of K formats, in random blocks: other weights of the same shapes."""
+    and `Q5_K_M` are its mixes of K formats, in random blocks: other weights of the same shapes. `part_tensors`: in
+    parts of so many tensors, of which the first is returned. `metadata` is added as 32-bit floats."""
     config = json.loads((hf_directory / "config.json").read_text())
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted(hf_directory.glob("*.safetensors")):
         tensors |= load_file(file)
-    writer = gguf.GGUFWriter(path, config["model_type"])
+    writer = gguf.GGUFWriter(path, config["model_type"], split_max_tensors=part_tensors)
     _add_metadata(writer, config)
+    for key, value in (metadata or {}).items():
+        writer.add_float32(key, value)
     writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if quantization == 'F32' else 'MOSTLY'}_{quantization}"])
     _add_tokenizer(writer, hf_directory)
     for name, tensor in tensors.items():
@@ -103,7 +113,7 @@ def make_gguf(hf_directory: Path, path: Path, quantization: str = "F32") -> Path
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return sorted(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))[0] if part_tensors else path
 
 
 def _random_blocks(kind: gguf.GGMLQuantizationType, shape: tuple[int, int], seed: int) -> np.ndarray:

@@ -50,6 +50,8 @@ VARIANTS = [
     ("GPT2Config", "GPT2LMHeadModel", {"n_embd": 64, "n_head": 4, "n_inner": 100}),
     ("Llama4TextConfig", "Llama4ForCausalLM", SMALL | GQA | {"head_dim": 16, "interleave_moe_layer_step": 2}),
     ("GptOssConfig", "GptOssForCausalLM", SMALL | GQA | {"head_dim": 16, "num_local_experts": 4}),
+    ("MiMoV2FlashConfig", "MiMoV2FlashForCausalLM", SMALL | GQA | {"moe_intermediate_size": 32, "n_routed_experts": 8}),
+    ("NemotronHConfig", "NemotronHForCausalLM", {"hidden_size": 64, "vocab_size": 100, "mamba_num_heads": 16}),
     ("OlmoeConfig", "OlmoeForCausalLM", SMALL | GQA | {"attention_bias": True}),
     ("SmolLM3Config", "SmolLM3ForCausalLM", SMALL | GQA | {"pad_token_id": 0, "mlp_bias": True}),
 ]  # fmt: skip
@@ -130,9 +132,9 @@ REFUSED = {
         "Llama-3.1-8B"
     )
     | {"architectures": ["LlamaForSequenceClassification"]},
-    "altup_num_inputs is 4: this key is unknown": golden("Qwen3-0.6B") | {"altup_num_inputs": 4},
-    "use_gated_attention is True: this key is unknown": golden("Qwen3-0.6B") | {"use_gated_attention": True},
-    "linear_attn_config is {'kda_layers': [1]}: this key is unknown": golden("Qwen3-0.6B")
+    "altup_num_inputs is 4: this feature is not supported": golden("Qwen3-0.6B") | {"altup_num_inputs": 4},
+    "use_gated_attention is True: this feature is not supported": golden("Qwen3-0.6B") | {"use_gated_attention": True},
+    "linear_attn_config is {'kda_layers': [1]}: this feature is not supported": golden("Qwen3-0.6B")
     | {"linear_attn_config": {"kda_layers": [1]}},
     "tie_word_embeddings is missing": {k: v for k, v in golden("Llama-3.1-8B").items() if k != "tie_word_embeddings"},
     "layer_types must be 24 of sliding_attention, full_attention": golden("gpt-oss-20b")
@@ -148,6 +150,9 @@ REFUSED = {
     "indexer_types is": golden("DeepSeek-V3.2") | {"indexer_types": ["full", "shared"]},
     "moe_latent_size is 1024: this variant is unknown": golden("Nemotron-3-Nano-30B-A3B") | {"moe_latent_size": 1024},
     "alibi is True": golden("falcon-7b") | {"alibi": True},
+    "num_key_value_heads is 71, the rest says 1": golden("falcon-7b") | {"num_key_value_heads": 71},
+    "per_layer_config must give each full layer the same sizes": golden("gemma-4-26B-A4B")
+    | {"text_config": golden("gemma-4-26B-A4B")["text_config"] | {"per_layer_config": {"5": {"head_dim": 8}}}},
     "full_attention_interval does not agree with layer_types": golden("Qwen3-Next-80B-A3B")
     | {"layer_types": ["full_attention"] * 48},
 }
