@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from test_spec import gguf_spec
 
 from ridgeline.cli import main
 from ridgeline.errors import ConfigError
 from ridgeline.model.families import describe
 from ridgeline.model.known_keys import INERT, RESULTS, SIZES
 from ridgeline.model.spec import from_config
+from specs import CONFIGS, gguf_spec
 
-CONFIGS = Path(__file__).parents[1] / "golden" / "configs"
 SERVED = ["SmolLM2-135M", "Llama-3.1-8B", "Mistral-7B-v0.1", "Qwen2.5-7B-Instruct", "Qwen3-0.6B"]
 
 

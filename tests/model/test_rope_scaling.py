@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from test_spec import golden, gguf_spec, spec_of
 
 from checkpoints import make_gguf, make_hf
 from executors_under_test import open_executor
 from ridgeline.errors import ConfigError
 from ridgeline.model.rope_scaling import RopeScaling
 from ridgeline.model.spec import from_config
+from specs import gguf_spec, golden, spec_of
 from step_plans import Stepper
 
 PROMPT = list(range(3, 123))
@@ -84,12 +84,18 @@ def test_readings(changes, expected):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rope_parameters": PARAMETERS, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn': not supported"),
+        (
+            {"rope_parameters": PARAMETERS, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "'yarn': not supported",
+        ),
         ({"rope_parameters": PARAMETERS | LINEAR, "rope_scaling": LINEAR | {"factor": 8.0}}, "says otherwise"),
         ({"rope_parameters": PARAMETERS | LINEAR, "rope_scaling": {"rope_type": "default"}}, "says otherwise"),
         ({"rope_parameters": PARAMETERS | {"rope_theta": 1e6}, "rope_scaling": LINEAR}, "rope_theta is 1e"),
         ({"rope_parameters": PARAMETERS, "rope_theta": 1e6}, "rope_theta is 10000 .* and 1e"),
-        ({"rope_scaling": {"rope_type": "default", "factor": 4.0}}, "factor is 4.0: not supported for rope_type default"),
+        (
+            {"rope_scaling": {"rope_type": "default", "factor": 4.0}},
+            "factor is 4.0: not supported for rope_type default",
+        ),
         ({"rope_scaling": {"factor": 4.0}}, "factor is 4.0: not supported for rope_type default"),
         ({"rope_scaling": LINEAR | {"type": "llama3"}}, "type is 'llama3', rope_type is 'linear'"),
         ({"rope_scaling": LINEAR | {"attention_factor": 0.5}}, "attention_factor is 0.5"),
