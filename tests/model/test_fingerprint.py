@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from checkpoints import make_hf
+from ridgeline.model import fingerprint as fingerprint_module
 from ridgeline.model.fingerprint import kv_fingerprint
 from ridgeline.model.resolve import resolve_model
 
@@ -39,6 +40,12 @@ def test_the_same_model_at_another_place_is_the_same(original: Path, copy: Path)
 def test_arithmetic_and_layout_count(original: Path) -> None:
     variants = [{}, {"arithmetic_id": "native-2"}, {"page_size": 32}, {"page_bytes": 128}, {"weights": "random"}]
     assert len({fingerprint(original, **variant) for variant in variants}) == len(variants)  # type: ignore[arg-type]
+
+
+def test_files_that_came_to_be_read_as_another_model_differ(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint(original)
+    monkeypatch.setattr(fingerprint_module, "READING", fingerprint_module.READING + 1)
+    assert fingerprint(original) != before
 
 
 def test_other_weights_of_the_same_size_and_time_differ(original: Path, copy: Path) -> None:

@@ -88,7 +88,8 @@ def plan(
     if model is None:
         raise typer.BadParameter("MODEL is missing (or --list)")
     case, devices = read_case(model, options), read_devices(options)
-    warn(case.facts.warnings)
+    draft = case.speculation and case.speculation.draft
+    warn((*case.facts.warnings, *(draft.warnings if draft else ())))
     if options["compare"] is None:
         _plan_one(on_device(case, devices), as_json, options)
         return

@@ -18,6 +18,7 @@ from ridgeline.model.resolve import ModelFiles
 if TYPE_CHECKING:
     from ridgeline.engine.plan import Executor
 
+READING = 2  # counts the times that the same files came to be read as another model (an output matrix, a rotation)
 SAMPLES = 512
 SAMPLE_BYTES = 4096
 HEAD_BYTES = 1 << 20  # read whole: names, shapes, and a GGUF file's metadata
@@ -31,7 +32,7 @@ def kv_fingerprint(files: ModelFiles, weights: str, executor: Executor, page_byt
 
 def weights_fingerprint(files: ModelFiles, weights: str) -> bytes:
     """32 bytes for the weights and the description of `files`; `weights` as in ModelConfig."""
-    digest = hashlib.blake2b(weights.encode(), digest_size=32)
+    digest = hashlib.blake2b(f"{READING} {weights}".encode(), digest_size=32)
     for path in _files(files, weights):
         digest.update(path.name.encode() + _identity(path))
     return digest.digest()
