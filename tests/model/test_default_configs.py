@@ -15,6 +15,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from ridgeline.cost.parameters import total_parameters
 from ridgeline.errors import ConfigError
 from ridgeline.model.families import FAMILIES, describe
+from ridgeline.model.program import ARCHITECTURES
+from ridgeline.model.spec import from_config
 
 REFUSED = {
     "qwen3_moe": "head_dim is missing",  # the class falls back to a size that no published model has
@@ -38,6 +40,11 @@ def test_the_default_config_of_transformers_is_planned(name, tmp_path):
     else:
         anatomy = describe(config, source=name)
         assert total_parameters(anatomy) > anatomy.vocab_size * anatomy.hidden_size
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_default_config_of_what_is_served_is_served_without_a_word(name, tmp_path):
+    assert from_config(written_config(name, tmp_path), source=name).warnings == ()
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - REFUSED.keys() - NOT_IN_TRANSFORMERS))
