@@ -22,6 +22,7 @@ class DenseFacts:
     vocab: int = 128_000
     nominal_parameters: float | None = 8e9
     stored_format: str = "bf16"
+    assumptions: tuple[str, ...] = ()
     note: str | None = None
 
     @property
