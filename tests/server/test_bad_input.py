@@ -95,7 +95,7 @@ BAD: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     (CHAT, chat("x", stream=True, stream_options={"usage": 1}), "stream_options.usage", {"code": "unknown_parameter"}),
     (CHAT, chat("x", priority=-1), "priority", {}),
     (CHAT, {"model": "scripted"}, "messages", {"code": "missing_required_parameter"}),
-    (COMPLETIONS, {"prompt": "x"}, "model", {"code": "missing_required_parameter"}),
+    (COMPLETIONS, {"model": "scripted"}, "prompt", {"code": "missing_required_parameter"}),
     (CHAT, {"model": "scripted", "messages": []}, "messages", {}),
     (CHAT, {"model": "scripted", "messages": ["x"]}, "messages[0]", {}),
     (CHAT, {"model": "scripted", "messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", {}),
