@@ -26,7 +26,7 @@ TOOLS: list[tuple[dict[str, Any], str]] = [
     (called() | {"role": "user", "content": "x"}, "tool_calls"),
     (called(id=None), "tool_calls[0].id"),
     (called(type="custom"), "tool_calls[0].type"),
-    (called(index=0), "tool_calls[0].index"),
+    (called(place=0), "tool_calls[0].place"),
     (called(function=None), "tool_calls[0].function"),
     (called(function={"arguments": "{}"}), "tool_calls[0].function.name"),
     (called(function={"name": "f", "arguments": {}}), "tool_calls[0].function.arguments"),

@@ -161,7 +161,9 @@ def test_tree_and_flush(start: Start) -> None:
     assert trunk["hits"] == 2
     assert trunk["text"] == "<|start|>The quick brown"[: len("<|start|>") + 15]
     assert sum(node["pages"] for node in stored["nodes"]) == stored["num_pages_cached"]
-    assert server.post("/cache/flush", {}, headers=bearer("root")).json() == {"flushed_pages": stored["num_pages_cached"]}
+    assert server.post("/cache/flush", {}, headers=bearer("root")).json() == {
+        "flushed_pages": stored["num_pages_cached"]
+    }
     assert tree(server)["nodes"] == []
     assert details(ask(server))["cached_tokens"] == 0
 

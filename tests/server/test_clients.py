@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -135,17 +136,14 @@ def test_an_echoed_answer_with_all_its_helper_fields(server: LiveServer) -> None
         ({"role": "user", "content": "x", "tool_calls": None}, "messages[0].annotations"),
     ],
 )
-def test_what_would_change_the_answer_is_still_refused(
-    server: LiveServer, change: dict[str, Any], param: str
-) -> None:
+def test_what_would_change_the_answer_is_still_refused(server: LiveServer, change: dict[str, Any], param: str) -> None:
     response = server.post(PATH, {"messages": [{**ECHOED, **change}]})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("fields", [{"messages": chat("x" * 600)["messages"]}, {"max_tokens": CONTEXT_LEN}])
-def test_an_overflow_is_recognized_by_litellm_and_langchain(
-    client: openai.OpenAI, server: LiveServer, fields: dict[str, Any]
-) -> None:
+def test_an_overflow_is_recognized_by_litellm_and_langchain(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    """By the message: the openai package shows nothing else of an error as text."""
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**{**chat("say:ok"), **fields})
     assert caught.value.code == "context_length_exceeded"
@@ -188,9 +186,7 @@ def test_a_gzip_body(server: LiveServer) -> None:
         ("gzip, gzip", b"x", 415, "unsupported_content_encoding"),
     ],
 )
-def test_bodies_that_cannot_be_unpacked(
-    server: LiveServer, encoding: str, body: bytes, status: int, code: str
-) -> None:
+def test_bodies_that_cannot_be_unpacked(server: LiveServer, encoding: str, body: bytes, status: int, code: str) -> None:
     headers = {"content-type": "application/json", "content-encoding": encoding}
     response = server.http.post(PATH, content=body, headers=headers)
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
@@ -212,8 +208,6 @@ def test_a_request_id_comes_back(server: LiveServer) -> None:
 def test_two_requests_of_one_id_stay_apart(server: LiveServer) -> None:
     headers = {"x-request-id": "same"}
     server.executor.gate.close()
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor() as pool:
         answers = [pool.submit(server.post, PATH, chat(f"say:{word}"), headers=headers) for word in ("one", "two")]
         server.wait_for(lambda body: body["running"] + body["waiting"] == 2)
@@ -223,9 +217,9 @@ def test_two_requests_of_one_id_stay_apart(server: LiveServer) -> None:
     assert bodies[0]["id"] != bodies[1]["id"]
 
 
-@pytest.mark.parametrize("given", ["", "x" * 513, "a b", "ž"])
+@pytest.mark.parametrize("given", ["", "x" * 513, "a b", "é"])
 def test_a_request_id_that_cannot_be_repeated_is_refused(server: LiveServer, given: str) -> None:
-    response = server.get("/health", headers=[("x-request-id", given.encode("latin-1", "replace"))])
+    response = server.get("/health", headers=[("x-request-id", given.encode("latin-1"))])
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_request_id")
     assert response.headers["x-request-id"] != given
 
@@ -253,9 +247,7 @@ def test_a_request_id_that_cannot_be_repeated_is_refused(server: LiveServer, giv
         ("GET", "/", "/v1"),
     ],
 )
-def test_other_servers_paths_are_told_what_to_ask_here(
-    server: LiveServer, method: str, path: str, words: str
-) -> None:
+def test_other_servers_paths_are_told_what_to_ask_here(server: LiveServer, method: str, path: str, words: str) -> None:
     response = server.http.request(method, path)
     assert response.status_code == 404
     assert words in response.json()["error"]["message"]

@@ -17,7 +17,12 @@ from ridgeline.measure.concessions import Concession, concession
 
 _EXTENSIONS = ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos")  # not of OpenAI's API
 _NAMES: dict[str, dict[str, str]] = {  # of the extensions, where they are not our own; any other is ignored there
-    "llama.cpp": {"top_k": "top_k", "min_p": "min_p", "repetition_penalty": "repeat_penalty", "ignore_eos": "ignore_eos"},
+    "llama.cpp": {
+        "top_k": "top_k",
+        "min_p": "min_p",
+        "repetition_penalty": "repeat_penalty",
+        "ignore_eos": "ignore_eos",
+    },
     "ollama": {},
 }
 
@@ -75,7 +80,9 @@ class RemoteChat:
         ignored = [name for name in params if name in _EXTENSIONS and name not in names]
         if ignored:
             options = " and ".join(f"--{name.replace('_', '-')}" for name in ignored)
-            raise ConfigError(f"{server} at {self.base_url} would ignore {', '.join(ignored)}", hint=f"leave out {options}")
+            raise ConfigError(
+                f"{server} at {self.base_url} would ignore {', '.join(ignored)}", hint=f"leave out {options}"
+            )
         return {names.get(name, name): value for name, value in params.items()}
 
     def close(self) -> None:

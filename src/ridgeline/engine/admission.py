@@ -12,7 +12,7 @@ from ridgeline.config import EngineConfig
 from ridgeline.engine.request import Request
 from ridgeline.errors import CapacityError, ConfigError, RequestError
 
-TOO_LONG = "context_length_exceeded"
+TOO_LONG = "context_length_exceeded"  # stands in the message too: the openai package shows clients no more than that
 
 
 def check_config(config: EngineConfig, *, max_step_tokens: int, num_sampler_slots: int) -> None:
@@ -48,7 +48,7 @@ def check_request(request: Request, limits: Limits) -> int:
     _check_content(request, limits)
     num_prompt = len(request.prompt_ids)
     room = min(limits.context_len, limits.pool_tokens)
-    limit = f"this model's maximum context length is {room} tokens"  # words that clients look for
+    limit = f"{TOO_LONG}: this model's maximum context length is {room} tokens"  # LangChain and LiteLLM look for these
     if limits.pool_tokens < limits.context_len:
         limit += f" in this server's KV memory (the model's own: {limits.context_len})"
     numbers = {

@@ -22,7 +22,7 @@ _PART_FIELDS = [
 ]  # the last one: a hint for other servers' caches, which changes no answer
 _PASSED_ON = ("name", "reasoning", "reasoning_content")
 _NEUTRAL_ONLY = ("function_call", "refusal", "audio")  # null or empty: as SDKs echo them
-# What clients add to an answer and send back with the history. It says again what other fields say, or where it is from.
+# What clients add to an answer and send back with the history: it says again what other fields say, or who said it.
 _ECHOED = ("parsed", "annotations", "reasoning_details", "provider_specific_fields")
 
 

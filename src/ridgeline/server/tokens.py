@@ -1,5 +1,5 @@
-"""`/tokenize`, `/detokenize` and `/tokenizer_info`, in vLLM's shapes: see what the server would make of a prompt without
-running it."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, in vLLM's shapes: see what the server would make of a prompt
+without running it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,12 @@ from ridgeline.errors import shown
 from ridgeline.server.checks import known_fields, mapping, refusal, text
 
 FIELDS = ("tool_calls", "tool_call_id")
-_CALL_FIELDS = ["id", "type", "function", "index"]  # the last one: of a stream's pieces, echoed by those who joined them
+_CALL_FIELDS = [
+    "id",
+    "type",
+    "function",
+    "index",
+]  # the last one: of a stream's pieces, echoed by those who joined them
 _FUNCTION_FIELDS = ["name", "arguments", "parsed_arguments"]  # the last one: the arguments again, by openai's `parse()`
 
 
