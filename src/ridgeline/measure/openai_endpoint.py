@@ -2,7 +2,7 @@
 
 Reads what vLLM, SGLang, Ridgeline and hosted services send: reasoning as `reasoning` or `reasoning_content`, usage in a
 chunk of its own or in every chunk, errors as an event in the middle of the stream. An answer has ended when a choice
-has a finish reason that is a word, or at `[DONE]`; after that only usage and timings count. Ridgeline's last chunk carries
+has a finish reason that is not empty, or at `[DONE]`, after which nothing counts. Ridgeline's last chunk carries
 `timings`, the server's own account of where the time went.
 """
 

@@ -5,8 +5,8 @@ A field belongs to exactly one of four groups:
 - accepted: it cannot change the answer (`user`, `metadata`, ...);
 - not implemented: only null and the listed neutral values pass, anything else is refused with what to do instead;
 - unknown: refused, with the nearest name that exists.
-So no field is ever ignored silently. Null means the same as leaving a field out, whatever its name. Ranges of sampling values are
-checked once for all of Ridgeline, in `engine/params.py`.
+So no field is ever ignored silently. Null means the same as leaving a field out, whatever its name. Ranges of sampling
+values are checked once for all of Ridgeline, in `engine/params.py`.
 """
 
 from __future__ import annotations
