@@ -243,6 +243,7 @@ def test_a_request_id_that_cannot_be_repeated_is_refused(server: LiveServer, giv
         ("POST", "/chat/completions", f"use {PATH}"),
         ("GET", "/models", "use /v1/models"),
         ("POST", f"{PATH}/", f"use {PATH}"),
+        ("POST", f"/{PATH}", f"use {PATH}"),
         ("POST", "/v1/tokenize", "did you mean '/tokenize'"),
         ("GET", "/", "/v1"),
     ],

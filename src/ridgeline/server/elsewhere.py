@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
 _OLLAMA = "this server speaks OpenAI's API, not Ollama's"
@@ -61,8 +63,8 @@ _HINTS_BELOW = {  # for all paths that begin so
 
 def hint_for(path: str, served: list[str]) -> str | None:
     """What to ask instead of `path`, if it is known: as another server's, or as one of `served` without /v1, with a
-    slash too many at its end, or with both."""
-    plain = path.rstrip("/") or "/"
+    slash too many, or with both."""
+    plain = re.sub("/+", "/", path).rstrip("/") or "/"
     if plain in _HINTS:
         return _HINTS[plain]
     for candidate in (plain, f"/v1{plain}"):
