@@ -132,6 +132,22 @@ def test_a_connection_that_breaks_after_the_answer_costs_nothing() -> None:
     assert cut.error.kind == "connection"
 
 
+def test_a_connection_that_stays_open_after_the_answer() -> None:
+    async def ask() -> Record:
+        return await stream(await detect(server.url), RAW, timeout_s=0.2)
+
+    answer = Answer([Piece(raw=text("a", "stop")), Piece(raw=DONE)], stalls=True)
+    with FakeEndpoint(answers=[answer]) as server:
+        record = asyncio.run(ask())
+    assert (record.error, record.text) == (None, "a")
+
+
+def test_a_usage_of_nothing_beside_tokens_is_not_believed() -> None:
+    zero = sse(choices=[], usage={"prompt_tokens": 4, "completion_tokens": 0})
+    record = recorded("openai", text("a"), text("b", "stop"), zero, DONE)
+    assert (record.n_out, record.token_source, record.prompt_tokens) == (2, "chunks", 4)
+
+
 def test_strange_figures_do_no_harm() -> None:
     timings = {"predicted_n": "many", "predicted_ms": None, "prompt_ms": [], "cache_n": True, "prompt_n": 3}
     for kind in ("openai", "llamacpp"):

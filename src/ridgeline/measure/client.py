@@ -123,13 +123,12 @@ class Client:
                 answer = (await response.read()).decode(errors="replace")
                 return concession(body, response.status, answer, OPTIONAL) or _refused(response.status, answer)
         except TimeoutError:
-            return Failure("timeout", "the server was silent for too long")
+            return None if reader.ended else Failure("timeout", "the server was silent for too long")
         except msgspec.DecodeError as error:
             return Failure("bad_response", f"not the JSON that was expected: {error}")
         except aiohttp.ClientError as error:
-            if reader.ended:  # the whole answer was here before the connection broke
-                return None
-            return Failure("connection", str(error) or type(error).__name__)
+            # Once the whole answer is here, the connection may break.
+            return None if reader.ended else Failure("connection", str(error) or type(error).__name__)
 
     async def _read(self, response: aiohttp.ClientResponse, reader: Reader) -> Failure | None:
         if response.content_type == "text/html":

@@ -137,7 +137,7 @@ class Recorder:
 
     def _settle_counts(self) -> None:
         record = self.record
-        if record.n_out is None and record.events:
+        if not record.n_out and record.events:  # some servers count nothing, and send 0
             whole = record.reasoning + record.text + record.tool_arguments
             if self._count_tokens is not None:
                 record.n_out, record.token_source = self._count_tokens(whole), "tokenizer"
