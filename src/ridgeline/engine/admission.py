@@ -58,7 +58,7 @@ def check_request(request: Request, limits: Limits) -> int:
     }
     if num_prompt + 1 > room and request.params.max_tokens != 0:
         raise CapacityError(
-            f"{limit}, one of which is for the answer, and the prompt has {num_prompt}",
+            f"{limit}, one of which is for the answer, and the prompt has {num_prompt} tokens",
             code=TOO_LONG,
             param="prompt",
             hint=f"shorten the prompt by {num_prompt + 1 - room} tokens or more",
