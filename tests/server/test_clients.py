@@ -176,8 +176,8 @@ def test_a_gzip_body(server: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("encoding", "body", "status", "code"),
     [
-        ("gzip", gzip.compress(b"0" * 50_000_000), 413, "body_too_large"),
-        ("gzip", gzip.compress(b"0" * 6_000_000) * 3, 413, "body_too_large"),
+        ("gzip", gzip.compress(b"0" * 9_000_000), 413, "body_too_large"),
+        ("gzip", gzip.compress(b"0" * 6_000_000) * 2, 413, "body_too_large"),
         ("gzip", b'{"messages": []}', 400, "invalid_gzip"),
         ("gzip", gzip.compress(b"{}")[:-1], 400, "invalid_gzip"),
         ("gzip", gzip.compress(b"{}") + b"more", 400, "invalid_gzip"),
