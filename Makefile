@@ -26,7 +26,8 @@ test: lint types
 
 test-full: export RIDGELINE_EXAMPLES = new
 test-full: lint types
-	$(BIN)/pytest
+	@command -v javac >/dev/null || echo "no javac: the test with Java's HttpClient is skipped; apt-get install default-jdk-headless"
+	$(BIN)/pytest -rs
 
 # The same tests on the newest versions that pyproject's ranges allow; failures are told apart from those of the lock.
 test-latest: setup

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ class ByteTokenizer:
     eos_token_ids = frozenset({EOS})
     adds_bos = True
     strips_leading_space = False
+    named_tokens = {"bos_token": CONTROL[BOS], "eos_token": CONTROL[EOS]}  # noqa: RUF012
 
     def encode(self, text: str, *, control: bool = False, bos: bool = False) -> list[int]:
         ids: list[int] = []
@@ -73,6 +75,7 @@ class BracketTemplate:
     """`[role]content` for each message, and its tool calls."""
 
     takes_tools = True
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
     def encode(
         self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True, extra: Any = None
@@ -207,6 +210,13 @@ class LiveServer:
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.http.get(path, **options)
+
+    def exchange(self, *parts: bytes) -> bytes:
+        """Sends a request as it is, part by part; all that comes back until the server hangs up."""
+        with socket.create_connection(("127.0.0.1", self.state.port), timeout=DEADLINE_S) as connection:
+            for part in parts:
+                connection.sendall(part)
+            return b"".join(iter(lambda: connection.recv(65536), b""))
 
     def wait_for(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Polls /health until `condition` holds for its body."""

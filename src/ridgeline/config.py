@@ -67,7 +67,7 @@ class ServerConfig:
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
-    admin_key: str | None = None  # for `/cache/...`; without any key these are open to this machine alone
+    admin_key: str | None = None  # for `/cache/...`, which nobody may use without one
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 8 << 20
     request_timeout_s: float = 600.0

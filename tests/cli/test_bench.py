@@ -182,6 +182,38 @@ def test_servers_that_cannot_be_measured(capsys: pytest.CaptureFixture[str]) -> 
         assert as_json(capsys, server.url, *SMALL, "--api-key", "secret")[1]["points"][0]["completed"] == 8
 
 
+def test_a_strict_gateway_that_lists_no_models(capsys: pytest.CaptureFixture[str]) -> None:
+    """What it refuses is left out from the first small request on, and told."""
+
+    def answer(body: dict[str, Any]) -> Answer:
+        if "stream_options" in body:
+            return Answer(status=422, error={"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs"}]})
+        return Answer([Piece(f"w{i} ") for i in range(body["max_tokens"])])
+
+    with FakeEndpoint(answers=answer, pages={"/v1/models": {}}) as server:
+        status = main(["bench", server.url, "--model", "m", *SMALL, "--concurrency", "2", "--json"])
+    printed = capsys.readouterr()
+    result = json.loads(printed.out)
+    assert (result["server"], result["model"]) == ("unknown", "m")
+    assert result["concessions"] == [
+        "the server refuses stream_options: sent without, it may not count its tokens then"
+    ]
+    assert f"note: {result['concessions'][0]}" in printed.err
+    (point,) = result["points"]
+    assert (point["completed"], point["token_source"]) == (8, "chunks")
+    assert status == (0 if result["valid"] else 1)
+    assert sum("stream_options" in body for body in server.bodies) == 1
+
+
+def test_a_refusal_is_not_taken_for_a_missing_model(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeEndpoint(answers=[Answer(status=422, error={"detail": "user: Field required"})]) as server:
+        assert main(["bench", server.url, *SMALL, "--concurrency", "1"]) == 1
+    error = capsys.readouterr().err
+    assert "user: Field required" in error
+    assert "refuses the request itself" in error
+    assert "loaded" not in error
+
+
 def test_capacity(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--rate", "1000", "--find-capacity", "--slo", "ttft=1us"]
     with FakeEndpoint() as server:

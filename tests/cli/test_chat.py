@@ -112,15 +112,22 @@ def test_with_a_model(tiny_model, llm, monkeypatch, capsys):
 
 
 class FakeServer(BaseHTTPRequestHandler):
-    """Lists one model and answers a chat by `server.events`, or by a 400 when there are none."""
+    """Lists one model and answers a chat by `server.events`, or by a 400 when there are none, or when a field is in
+    `server.refused`, which holds what it says of it."""
 
     def do_GET(self):
-        self._reply(200, "application/json", json.dumps({"data": [{"id": "m"}]}))
+        if self.path in self.server.pages:
+            self._reply(200, "application/json", json.dumps(self.server.pages[self.path]))
+        else:
+            self._reply(404, "text/html", "<html>not here</html>")
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.asked.append((self.path, self.headers["Authorization"], json.loads(body)))
-        if self.server.events:
+        refused = [words for name, words in self.server.refused.items() if name in json.loads(body)]
+        if refused:
+            self._reply(400, "application/json", json.dumps({"error": {"message": refused[0]}}))
+        elif self.server.events:
             self._reply(200, "text/event-stream", "".join(f"data: {event}\n\n" for event in self.server.events))
         else:
             self._reply(400, "application/json", json.dumps({"error": {"message": "no such thing"}}))
@@ -140,7 +147,8 @@ class FakeServer(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     with ThreadingHTTPServer(("127.0.0.1", 0), FakeServer) as server:
-        server.asked, server.events = [], []
+        server.asked, server.events, server.refused = [], [], {}
+        server.pages = {"/v1/models": {"data": [{"id": "m"}]}}
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield server
@@ -178,6 +186,96 @@ def test_what_the_server_says_about_failures_is_shown(server, monkeypatch, capsy
     server.events = events
     assert chat_with(server, monkeypatch) == 1
     assert words in capsys.readouterr().err
+
+
+GOOD = [chunk("Hello"), "[DONE]"]
+
+
+def test_a_server_that_takes_max_completion_tokens_alone(server, monkeypatch, capsys):
+    server.events, server.refused = GOOD, {"max_tokens": "Use 'max_completion_tokens' instead."}
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\nho\n"))
+    assert main(["chat", f"http://127.0.0.1:{server.server_port}", "--max-tokens", "5"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "Hello\nHello\n"
+    assert shown.err.count("note: the server refuses max_tokens: sent as max_completion_tokens") == 1
+    bodies = [body for _, _, body in server.asked]
+    assert [body.get("max_completion_tokens") for body in bodies] == [None, 5, 5]
+    assert all("max_tokens" not in body for body in bodies[1:])
+
+
+def test_what_a_person_asked_for_is_never_left_out(server, monkeypatch, capsys):
+    server.events, server.refused = GOOD, {"temperature": "Unsupported value: 'temperature'"}
+    assert chat_with(server, monkeypatch, "--temperature", "0") == 1
+    assert "Unsupported value: 'temperature'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("owner", "sent"),
+    [
+        ("llamacpp", {"repeat_penalty": 1.2, "top_k": 5}),
+        ("vllm", {"repetition_penalty": 1.2, "top_k": 5}),
+    ],
+)
+def test_sampling_beyond_openais_goes_by_the_servers_own_names(server, monkeypatch, owner, sent):
+    server.events, server.pages = GOOD, {"/v1/models": {"data": [{"id": "m", "owned_by": owner}]}}
+    assert chat_with(server, monkeypatch, "--repetition-penalty", "1.2", "--top-k", "5") == 0
+    ((_, _, body),) = server.asked
+    assert {name: body[name] for name in body.keys() - {"model", "messages", "stream"}} == sent
+
+
+@pytest.mark.parametrize(
+    ("pages", "flags", "words"),
+    [
+        ({"/v1/models": {"data": [{"id": "m", "owned_by": "llamacpp"}]}}, ["--min-tokens", "3"], "--min-tokens"),
+        (
+            {"/v1/models": {"data": [{"id": "m"}]}, "/api/version": {"version": "0.20.0"}},
+            ["--model", "m", "--top-k", "3"],
+            "--top-k",
+        ),
+    ],
+    ids=["llama.cpp", "ollama"],
+)
+def test_sampling_that_a_server_would_ignore_is_refused(server, monkeypatch, capsys, pages, flags, words):
+    server.events, server.pages = GOOD, pages
+    assert chat_with(server, monkeypatch, *flags) == 1
+    error = capsys.readouterr().err
+    assert "would ignore" in error
+    assert f"leave out {words}" in error
+    assert "/v1/chat/completions" not in [path for path, _, _ in server.asked]
+
+
+def test_a_server_that_lists_no_models(server, monkeypatch, capsys):
+    server.events, server.pages = GOOD, {}
+    assert chat_with(server, monkeypatch) == 1
+    assert "--model" in capsys.readouterr().err
+    assert chat_with(server, monkeypatch, "--model", "x") == 0
+    assert server.asked[0][2]["model"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        ([chunk("Hello"), json.dumps({"choices": [{"delta": None, "finish_reason": "stop"}]})], 0),
+        (
+            [
+                json.dumps({"error": None, "choices": [{"delta": {"content": "Hello"}}]}),
+                json.dumps({"choices": None}),
+                "[DONE]",
+            ],
+            0,
+        ),
+        ([json.dumps({"choices": [{"delta": {"content": "Hel"}, "finish_reason": ""}]})], 1),
+        (["{broken"], 1),
+        (["[1]"], 1),
+    ],
+    ids=["no [DONE]", "nulls", "an empty finish reason", "no JSON", "no object"],
+)
+def test_ways_to_end(server, monkeypatch, capsys, events, status):
+    server.events = events
+    assert chat_with(server, monkeypatch) == status
+    shown = capsys.readouterr()
+    assert (shown.out == "Hello\n") == (status == 0)
+    assert "Traceback" not in shown.err
 
 
 def test_nobody_there(monkeypatch, capsys, server):

@@ -28,7 +28,7 @@ def test_max_tokens_left_out_is_what_context_and_pool_leave() -> None:
 @pytest.mark.parametrize(
     ("num_prompt", "params", "param", "words"),
     [
-        (60, {}, "prompt", "the prompt has 60 tokens and the KV memory of this server holds 60"),
+        (60, {}, "prompt", "maximum context length is 60 tokens .*own: 100.*the prompt has 60"),
         (10, {"max_tokens": 51}, "max_tokens", "10 prompt tokens and max_tokens 51 make 61"),
     ],
 )
@@ -45,7 +45,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers(
 
 
 def test_the_smaller_of_context_and_pool_is_named() -> None:
-    with pytest.raises(CapacityError, match="this model's context holds 40"):
+    with pytest.raises(CapacityError, match="this model's maximum context length is 40 tokens, one of which"):
         check(40, Limits(40, 60, 50, True))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -286,6 +287,80 @@ def test_wrong_targets_are_explained() -> None:
         found(running.url)
     with pytest.raises(ConfigError, match="no URL"):
         found("ftp://there")
+
+
+def test_a_gateway_without_a_list_of_models_is_taken_at_its_word() -> None:
+    with FakeEndpoint(pages={"/v1/models": {"detail": "not here"}}) as running:
+        endpoint = found(running.url, model="m")
+        assert (endpoint.server, endpoint.kind, endpoint.model) == ("unknown", "openai", "m")
+        assert asyncio.run(stream(endpoint, CHAT)).ok
+        with pytest.raises(ConfigError, match="--model"):
+            found(running.url)
+    assert running.bodies[0]["model"] == "m"
+
+
+OPENAI = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+OPENAI_TEMPERATURE = (
+    "Unsupported value: 'temperature' does not support 0 with this model. Only the default is supported."
+)
+PYDANTIC = {
+    "detail": [{"type": "extra_forbidden", "loc": ["body", "stream_options"], "msg": "Extra inputs are not ok"}]
+}
+
+
+@dataclass
+class Strict:
+    """Refuses fields in the words of OpenAI and of pydantic; answers a body without them."""
+
+    refused: dict[str, tuple[int, Any]]
+
+    def __call__(self, body: dict[str, Any]) -> Answer:
+        for name, (status, error) in self.refused.items():
+            if name in body:
+                return Answer(status=status, error=error)
+        return words(2)
+
+
+def test_a_refused_field_is_left_out_once_and_for_all_and_told() -> None:
+    async def ask() -> list[Record]:
+        async with connect(await detect(running.url), tell=told.append) as client:
+            return [await client.stream(CHAT) for _ in range(2)]
+
+    told: list[str] = []
+    refused = {
+        "max_tokens": (400, {"error": {"message": OPENAI, "param": "max_tokens", "code": "unsupported_parameter"}}),
+        "stream_options": (422, PYDANTIC),
+        "temperature": (400, {"error": {"message": OPENAI_TEMPERATURE, "code": "unsupported_value"}}),
+    }
+    with FakeEndpoint(answers=Strict(refused), owner="somebody") as running:
+        records = asyncio.run(ask())
+    assert [record.error for record in records] == [None, None]
+    assert len(running.bodies) == 3 + 2
+    assert running.bodies[-1].keys() == {"model", "messages", "max_completion_tokens", "stream"}
+    assert running.bodies[-1]["max_completion_tokens"] == CHAT.max_tokens
+    assert told == [
+        "the server refuses max_tokens: sent as max_completion_tokens",
+        "the server refuses stream_options: sent without, it may not count its tokens then",
+        "the server refuses temperature: sent without, its own default holds",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, {"error": {"message": "max_tokens is too large: 8 > 4"}}),
+        (400, {"error": {"message": "Unknown parameter: 'messages'"}}),
+        (422, {"detail": [{"type": "missing", "loc": ["body", "user"], "msg": "Field required"}]}),
+        (401, {"error": {"message": "stream_options is not allowed with this key"}}),
+        (500, {"error": {"message": "unexpected stream_options"}}),
+    ],
+)
+def test_other_refusals_change_nothing(status: int, error: Any) -> None:
+    with FakeEndpoint(answers=[Answer(status=status, error=error)]) as running:
+        record = asyncio.run(stream(found(running.url), CHAT))
+    assert record.error is not None
+    assert record.error.kind == f"http_{status}"
+    assert len(running.bodies) == 1
 
 
 def test_the_key_never_shows() -> None:

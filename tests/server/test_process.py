@@ -134,6 +134,15 @@ def test_models(client: openai.OpenAI) -> None:
     assert next(iter(client.models.list())).id == "tiny"
 
 
+def test_the_tokenizer_of_a_real_checkpoint_is_told(client: openai.OpenAI, process: subprocess.Popen[str]) -> None:
+    headers = {"Authorization": "Bearer secret"}
+    info = httpx.get(f"{process.url}/tokenizer_info", headers=headers, timeout=DEADLINE_S).json()  # type: ignore[attr-defined]
+    assert "{%" in info["chat_template"] or "{{" in info["chat_template"]
+    body = {"prompt": info["eos_token"], "add_special_tokens": False}
+    tokens = httpx.post(f"{process.url}/tokenize", json=body, headers=headers, timeout=DEADLINE_S).json()["tokens"]  # type: ignore[attr-defined]
+    assert len(tokens) == 1
+
+
 def test_a_busy_port_ends_a_second_server_with_one_line(process: subprocess.Popen[str], tmp_path: Path) -> None:
     port = process.url.rpartition(":")[2]  # type: ignore[attr-defined]
     command = [sys.executable, "-m", "ridgeline.cli", "serve", str(tmp_path), "--port", port]

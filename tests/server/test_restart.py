@@ -19,6 +19,7 @@ from ridgeline.cost.memory import PAGE_SIZE
 
 PROMPT = "the quick brown fox jumps over the lazy dog and then the other dogs run after the quick fox " * 4
 TIMEOUT_S = 60.0
+ADMIN = {"Authorization": "Bearer root"}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def ask(url: str, prompt: str = PROMPT, **fields: Any) -> tuple[str, list[float]
 
 
 def serve(checkpoint: str) -> list[str]:
-    return [checkpoint, *QUICK, "--served-model-name", "tiny"]
+    return [checkpoint, *QUICK, "--served-model-name", "tiny", "--admin-key", "root"]
 
 
 def full_pages(prompt_tokens: int) -> int:
@@ -66,7 +67,7 @@ def test_a_restart_answers_the_same_from_disk(checkpoint: str, tmp_path: Path) -
         assert warm[2]["cached_tokens"] == warm[2]["loaded_tokens"] == full_pages(length)
         assert metric(url, "vllm:external_prefix_cache_hits_total") == full_pages(length)
         assert ask(url)[2]["loaded_tokens"] == 0  # now it is in memory
-        httpx.post(url.removesuffix("/v1") + "/cache/flush", timeout=TIMEOUT_S)
+        httpx.post(url.removesuffix("/v1") + "/cache/flush", headers=ADMIN, timeout=TIMEOUT_S).raise_for_status()
         assert ask(url)[2]["cached_tokens"] == 0
 
 
@@ -91,7 +92,7 @@ def test_another_format_of_the_same_model_never_matches(checkpoint: str, tmp_pat
         ask(url)
     with running_server(*options, "--dtype", "bf16") as (url, _):
         assert ask(url)[2]["cached_tokens"] == 0
-        tree = httpx.get(url.removesuffix("/v1") + "/cache/tree", timeout=TIMEOUT_S).json()
+        tree = httpx.get(url.removesuffix("/v1") + "/cache/tree", headers=ADMIN, timeout=TIMEOUT_S).json()
         assert tree["disk"]["num_foreign_pages"] > 0
 
 

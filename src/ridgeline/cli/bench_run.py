@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ridgeline.cli.measure_run import Options, looks_like_url, served
+from ridgeline.cli.output import say
 from ridgeline.cost.ask import choose_hardware
 from ridgeline.errors import ConfigError
 from ridgeline.measure import metrics
@@ -100,7 +101,7 @@ async def _run(url: str, settings: Settings, options: BenchOptions, quiet: bool)
     endpoint = await detect(url, api_key=server.api_key, model=server.model)
     chat = _chooses_chat(options.api, endpoint)
     count_tokens = None if options.tokenizer is None else _counter(options.tokenizer)
-    async with connect(endpoint, timeout_s=server.timeout_s, count_tokens=count_tokens) as client:
+    async with connect(endpoint, timeout_s=server.timeout_s, count_tokens=count_tokens, tell=say) as client:
         running = await client.get("/api/ps") if endpoint.kind == "ollama" else None
         loaded = loaded_model(running, endpoint.model)
         predictor = _predictor(endpoint, settings, server, loaded)
@@ -114,6 +115,7 @@ async def _run(url: str, settings: Settings, options: BenchOptions, quiet: bool)
         "model": endpoint.model,
         "api": "chat" if chat else "completions",
         "rtt_s": endpoint.rtt_s,
+        "concessions": [str(concession) for concession in client.concessions],
     }
     return bench, about
 

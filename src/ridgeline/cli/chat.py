@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from ridgeline.cli.options import MODEL_OPTIONS, SAMPLING_OPTIONS, pick, sampling_params, takes
-from ridgeline.cli.output import loading, tell, warn
+from ridgeline.cli.output import loading, say, tell, warn
 from ridgeline.errors import RidgelineError
 from ridgeline.llm import DEFAULT_MODEL, LLM
 
@@ -59,8 +59,8 @@ class RemotePartner:
     def __init__(self, url: str, model: str | None, api_key: str | None, options: dict[str, Any]) -> None:
         from ridgeline.cli.remote import RemoteChat
 
-        self._remote = RemoteChat(url, model=model, api_key=api_key)
-        self._params = {name: value for name, value in options.items() if value not in (None, [])}
+        self._remote = RemoteChat(url, model=model, api_key=api_key, tell=say)
+        self._params = self._remote.spelled({name: value for name, value in options.items() if value not in (None, [])})
         self.name = f"{self._remote.name} at {self._remote.base_url}"
 
     def answer(self, messages: list[Message]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from ridgeline.cli.output import loading
+from ridgeline.cli.output import loading, say
 from ridgeline.cost.ask import choose_hardware
 from ridgeline.cost.facts import STORED, load_facts
 from ridgeline.cost.roofline import Roofline
@@ -117,7 +117,7 @@ def _check_names(options: Options) -> None:
 async def _experiment(url: str, settings: Settings, options: Options, progress: Any, two_at_once: bool) -> _Run:
     endpoint = await _find_endpoint(url, options)
     start = time.monotonic()
-    async with connect(endpoint, timeout_s=options.timeout_s) as client:
+    async with connect(endpoint, timeout_s=options.timeout_s, tell=say) as client:
         loaded = loaded_model(await _running(client), endpoint.model)
         num_busy = await _num_busy_slots(client)
         experiment = Experiment(

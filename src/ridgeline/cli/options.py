@@ -241,7 +241,7 @@ SERVER_OPTIONS: Group = {
         None,
     ),
     "admin_key": (
-        _server(str | None, "--admin-key", "The key for /cache/tree and /cache/flush."),
+        _server(str | None, "--admin-key", "The key for /cache/tree and /cache/flush; without one both are refused."),
         ServerConfig.admin_key,
     ),
     "cors_origins": (_server(list[str], "--cors-origin", "An origin that browsers may call from (repeatable)."), []),

@@ -27,6 +27,11 @@ def warn(sentences: Iterable[str]) -> None:
         print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
 
+def say(sentence: str) -> None:
+    """What a figure cannot be read without, wherever stderr goes."""
+    print(f"note: {sentence}", file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def loading(*, log: bool = False, quiet: bool = False) -> Iterator[Callable[[str, float], None]]:
     """A callback for `progress(stage, done share)`: a bar when stderr is a terminal, else nothing, or with `log` a line

@@ -12,7 +12,7 @@ from ridgeline.config import EngineConfig
 from ridgeline.engine.request import Request
 from ridgeline.errors import CapacityError, ConfigError, RequestError
 
-TOO_LONG = "context_length_exceeded"
+TOO_LONG = "context_length_exceeded"  # stands in the message too: the openai package shows clients no more than that
 
 
 def check_config(config: EngineConfig, *, max_step_tokens: int, num_sampler_slots: int) -> None:
@@ -48,7 +48,9 @@ def check_request(request: Request, limits: Limits) -> int:
     _check_content(request, limits)
     num_prompt = len(request.prompt_ids)
     room = min(limits.context_len, limits.pool_tokens)
-    place = "this model's context" if limits.context_len <= limits.pool_tokens else "the KV memory of this server"
+    limit = f"{TOO_LONG}: this model's maximum context length is {room} tokens"  # LangChain and LiteLLM look for these
+    if limits.pool_tokens < limits.context_len:
+        limit += f" in this server's KV memory (the model's own: {limits.context_len})"
     numbers = {
         "num_prompt_tokens": num_prompt,
         "context_len": limits.context_len,
@@ -56,7 +58,7 @@ def check_request(request: Request, limits: Limits) -> int:
     }
     if num_prompt + 1 > room and request.params.max_tokens != 0:
         raise CapacityError(
-            f"the prompt has {num_prompt} tokens and {place} holds {room}, one of which is for the answer",
+            f"{limit}, one of which is for the answer, and the prompt has {num_prompt} tokens",
             code=TOO_LONG,
             param="prompt",
             hint=f"shorten the prompt by {num_prompt + 1 - room} tokens or more",
@@ -66,7 +68,7 @@ def check_request(request: Request, limits: Limits) -> int:
     if wanted is None:
         if request.params.min_tokens > room - num_prompt:
             raise CapacityError(
-                f"{num_prompt} prompt tokens and min_tokens {request.params.min_tokens} are more than {place}'s {room}",
+                f"{limit}: less than {num_prompt} prompt tokens and min_tokens {request.params.min_tokens}",
                 code=TOO_LONG,
                 param="min_tokens",
                 hint=f"at most {room - num_prompt} can be generated after this prompt",
@@ -75,7 +77,7 @@ def check_request(request: Request, limits: Limits) -> int:
         return room - num_prompt
     if num_prompt + wanted > room:
         raise CapacityError(
-            f"{num_prompt} prompt tokens and max_tokens {wanted} make {num_prompt + wanted}, {place} holds {room}",
+            f"{limit}: {num_prompt} prompt tokens and max_tokens {wanted} make {num_prompt + wanted}",
             code=TOO_LONG,
             param="max_tokens",
             hint=f"at most {room - num_prompt} can be generated after this prompt",

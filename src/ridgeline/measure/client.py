@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 
 from ridgeline.measure import llamacpp_endpoint, ollama_endpoint, openai_endpoint
+from ridgeline.measure.concessions import OPTIONAL, Concession, concession
 from ridgeline.measure.endpoints import Endpoint, GenerationRequest, Kind
 from ridgeline.measure.events import Failure, Record, Recorder
 
@@ -26,9 +27,13 @@ _QUOTED = 200  # characters of a strange answer that are worth showing
 
 class Reader(Protocol):
     recorder: Recorder
-    ended: bool
+    ended: bool  # the server said that it was done: nothing that comes later counts
 
     def line(self, time: float, line: bytes) -> Failure | None: ...
+
+    def cut(self) -> Failure:
+        """Why a stream that is over, without having ended, failed."""
+        ...
 
 
 _READERS: dict[Kind, Callable[[Recorder], Reader]] = {
@@ -40,7 +45,8 @@ _DIALECTS = {"openai": openai_endpoint, "llamacpp": llamacpp_endpoint, "ollama":
 
 
 class Client:
-    """Use it inside one event loop; `connect` closes it. `clock` gives seconds, monotonic."""
+    """Use it inside one event loop; `connect` closes it. `clock` gives seconds, monotonic. `tell` hears of each field
+    that the server refuses and that is sent otherwise from then on."""
 
     def __init__(
         self,
@@ -49,8 +55,11 @@ class Client:
         timeout_s: float = 600.0,
         count_tokens: Callable[[str], int] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        tell: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self.endpoint = endpoint
+        self.concessions: list[Concession] = []
+        self._tell = tell
         self.clock = clock
         self._count_tokens = count_tokens
         self._session = _session(endpoint, timeout_s, clock)
@@ -85,19 +94,41 @@ class Client:
 
     async def _run(self, request: GenerationRequest, recorder: Recorder) -> Failure | None:
         dialect = _DIALECTS[self.endpoint.kind]
-        data = msgspec.json.encode(dialect.body(self.endpoint, request))
-        url = self.endpoint.url + dialect.path(request)
+        body = dialect.body(self.endpoint, request)
+        for known in self.concessions:
+            body = known.apply(body)
+        made: list[Concession] = []
+        while isinstance(outcome := await self._post(dialect.path(request), body, recorder), Concession):
+            made.append(outcome)
+            body = outcome.apply(body)
+        if outcome is None:
+            self._keep(made)
+        return outcome
+
+    def _keep(self, made: list[Concession]) -> None:
+        """They helped: so it goes from now on."""
+        for new in made:
+            if new not in self.concessions:  # of several requests at once, each has found it out
+                self.concessions.append(new)
+                self._tell(str(new))
+
+    async def _post(self, path: str, body: dict[str, Any], recorder: Recorder) -> Failure | Concession | None:
+        data, reader = msgspec.json.encode(body), _READERS[self.endpoint.kind](recorder)
         try:
-            async with self._session.post(url, data=data, trace_request_ctx=recorder.record) as response:
-                if response.status != 200:
-                    return await _refused(response)
-                return await self._read(response, _READERS[self.endpoint.kind](recorder))
+            async with self._session.post(
+                self.endpoint.url + path, data=data, trace_request_ctx=recorder.record
+            ) as response:
+                if response.status == 200:
+                    return await self._read(response, reader)
+                answer = (await response.read()).decode(errors="replace")
+                return concession(body, response.status, answer, OPTIONAL) or _refused(response.status, answer)
         except TimeoutError:
-            return Failure("timeout", "the server was silent for too long")
+            return None if reader.ended else Failure("timeout", "the server was silent for too long")
         except msgspec.DecodeError as error:
             return Failure("bad_response", f"not the JSON that was expected: {error}")
         except aiohttp.ClientError as error:
-            return Failure("connection", str(error) or type(error).__name__)
+            # Once the whole answer is here, the connection may break.
+            return None if reader.ended else Failure("connection", str(error) or type(error).__name__)
 
     async def _read(self, response: aiohttp.ClientResponse, reader: Reader) -> Failure | None:
         if response.content_type == "text/html":
@@ -112,9 +143,14 @@ class Client:
             for line in lines:
                 if (failure := reader.line(now, line)) is not None:
                     return failure
-        if rest and (failure := reader.line(clock(), rest)) is not None:
-            return failure
-        return None if reader.ended else Failure("truncated", "the stream ended before the answer did")
+        if rest:
+            try:
+                failure = reader.line(clock(), rest)
+            except msgspec.DecodeError:
+                return None if reader.ended else Failure("truncated", "the stream ended in the middle of a line")
+            if failure is not None:
+                return failure
+        return None if reader.ended else reader.cut()
 
 
 def _session(endpoint: Endpoint, timeout_s: float, clock: Callable[[], float]) -> aiohttp.ClientSession:
@@ -139,13 +175,12 @@ def _session(endpoint: Endpoint, timeout_s: float, clock: Callable[[], float]) -
     )
 
 
-async def _refused(response: aiohttp.ClientResponse) -> Failure:
-    text = (await response.read()).decode(errors="replace")
+def _refused(status: int, text: str) -> Failure:
     try:
         message = openai_endpoint.error_text(msgspec.json.decode(text))
     except msgspec.DecodeError:
         message = text[:_QUOTED]
-    return Failure(f"http_{response.status}", message)
+    return Failure(f"http_{status}", message)
 
 
 def run(coroutine: Any) -> Any:

@@ -74,7 +74,7 @@ async def probe(url: str, *, api_key: str | None, model: str | None, timeout_s: 
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
         site = _Site(session, url)
         cards = _cards(await site.page("/v1/models"))
-        server = await _who(site, cards)
+        server = await _who(site, cards, model)
         kind = _KINDS.get(server, "openai")
         names = await _ollama_names(site) if kind == "ollama" else list(cards)
         name = _choose(url, names, model)
@@ -107,7 +107,8 @@ def _cards(models: Any) -> dict[str, dict[str, Any]]:
     return {str(card["id"]): card for card in data or () if isinstance(card, dict) and "id" in card}
 
 
-async def _who(site: _Site, cards: dict[str, dict[str, Any]]) -> str:
+async def _who(site: _Site, cards: dict[str, dict[str, Any]], model: str | None) -> str:
+    """A gateway may list no models: with the name of one, it is taken at its word until its first answer."""
     owners = {str(card.get("owned_by")) for card in cards.values()}
     known = [_OWNERS[owner] for owner in owners if owner in _OWNERS]
     if known:
@@ -118,10 +119,10 @@ async def _who(site: _Site, cards: dict[str, dict[str, Any]]) -> str:
     props = await site.page("/props")
     if isinstance(props, dict) and "default_generation_settings" in props:
         return "llama.cpp"
-    if not cards:
+    if not cards and model is None:
         raise ConfigError(
             f"{site.url} answers, but not as a language model server: no JSON at /v1/models, /api/version or /props",
-            hint="is it the right port?",
+            hint="is it the right port? A server that lists no models needs --model",
         )
     return "unknown"
 

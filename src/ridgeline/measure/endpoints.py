@@ -117,12 +117,17 @@ async def detect(
 
 @asynccontextmanager
 async def connect(
-    endpoint: Endpoint, *, timeout_s: float = 600.0, count_tokens: Callable[[str], int] | None = None
+    endpoint: Endpoint,
+    *,
+    timeout_s: float = 600.0,
+    count_tokens: Callable[[str], int] | None = None,
+    tell: Callable[[str], None] = lambda sentence: None,
 ) -> AsyncIterator[Client]:
-    """A client with a pool of warm connections. `timeout_s`: the longest silence of a server before a request fails."""
+    """A client with a pool of warm connections. `timeout_s`: the longest silence of a server before a request fails.
+    `tell` hears what the server refuses and the client does without."""
     from ridgeline.measure.client import Client
 
-    client = Client(endpoint, timeout_s=timeout_s, count_tokens=count_tokens)
+    client = Client(endpoint, timeout_s=timeout_s, count_tokens=count_tokens, tell=tell)
     try:
         yield client
     finally:

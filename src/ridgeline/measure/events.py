@@ -32,7 +32,7 @@ class TokenEvent:
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why a request failed. `kind` groups alike ones: connection, timeout, http_401, http_429, bad_response,
-    stream_error, truncated, interrupted."""
+    stream_error, truncated, interrupted, empty (it ended well, and no token came)."""
 
     kind: str
     message: str
@@ -76,6 +76,11 @@ class Record:
     def ok(self) -> bool:
         return self.error is None
 
+    @property
+    def is_answered(self) -> bool:
+        """What the server says of its prompt may be believed, though perhaps no token came."""
+        return self.error is None or self.error.kind == "empty"
+
 
 class Recorder:
     """Builds a record while its stream is read. `count_tokens` counts the tokens of a text, where a tokenizer is at
@@ -110,21 +115,29 @@ class Recorder:
 
     def usage(self, n_out: int, source: TokenSource) -> None:
         """The server's total of output tokens; the last one counts, and usage goes before native counters."""
-        if source == "usage" or self.record.token_source != "usage":
+        if n_out >= 0 and (source == "usage" or self.record.token_source != "usage"):
             self.record.n_out, self.record.token_source = n_out, source
 
     def finish(self, time: float, error: Failure | None = None) -> Record:
         record = self.record
-        record.t_end, record.error = time, error
+        record.t_end, record.error = time, error or self._without_tokens()
         record.text = "".join(self._parts["content"])
         record.reasoning = "".join(self._parts["reasoning"])
         record.tool_arguments = "".join(self._parts["tool"])
         self._settle_counts()
         return record
 
+    def _without_tokens(self) -> Failure | None:
+        """An answer without a token has no latency, whatever the server counts."""
+        if self.record.events:
+            return None
+        reason = f" ({self.record.finish_reason})" if self.record.finish_reason else ""
+        counted = "" if self.record.n_out is None else f"; the server counted {self.record.n_out}"
+        return Failure("empty", f"the answer ended{reason}, and no token came{counted}")
+
     def _settle_counts(self) -> None:
         record = self.record
-        if record.n_out is None and record.events:
+        if not record.n_out and record.events:  # some servers count nothing, and send 0
             whole = record.reasoning + record.text + record.tool_arguments
             if self._count_tokens is not None:
                 record.n_out, record.token_source = self._count_tokens(whole), "tokenizer"

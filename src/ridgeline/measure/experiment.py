@@ -162,11 +162,11 @@ class Experiment:
     async def _warm_up(self) -> None:
         minimal = await self._ask(_MINIMAL_WORDS, _WARM_UP_TOKENS)
         self.warm_up.append(minimal)
-        if minimal.error:
+        if minimal.error and not minimal.is_answered:
             _raise(minimal.error)
         repeated = await self._ask(REPEATED_WORDS, _WARM_UP_TOKENS)
         self.warm_up.append(repeated)
-        if repeated.error:
+        if repeated.error and not repeated.is_answered:
             _raise(repeated.error)
         if minimal.prompt_tokens and repeated.prompt_tokens:
             self.overhead_tokens = minimal.prompt_tokens - _MINIMAL_WORDS
@@ -192,7 +192,7 @@ class Experiment:
         num_words = self._words_for(round(_FIT_SHARE * length))
         record = await self._ask(num_words, _FIT_TOKENS)
         self._sent += 1
-        if record.error:
+        if record.error and not record.is_answered:
             self.skipped[length] = f"{record.error.kind}: {record.error.message}"
             return None
         if record.prompt_tokens:

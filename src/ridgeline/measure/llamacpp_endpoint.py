@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.measure.openai_endpoint import OpenAIReader, body, path
+from ridgeline.measure.openai_endpoint import OpenAIReader, body, number, path
 
 __all__ = ["LlamaCppReader", "body", "path"]
 
@@ -17,15 +17,20 @@ class LlamaCppReader(OpenAIReader):
     def timings(self, timings: dict[str, Any]) -> None:
         record = self.recorder.record
         record.server = timings
-        if "predicted_n" in timings:
-            self.recorder.usage(timings["predicted_n"], "native")
+        predicted, cached, computed = (_count(timings.get(name)) for name in ("predicted_n", "cache_n", "prompt_n"))
+        if predicted is not None:
+            self.recorder.usage(predicted, "native")
         record.server_prefill_s = _seconds(timings.get("prompt_ms"))
         record.server_decode_s = _seconds(timings.get("predicted_ms"))
-        if "cache_n" in timings:
-            record.cached_tokens = timings["cache_n"]
-            if record.prompt_tokens is None and "prompt_n" in timings:
-                record.prompt_tokens = timings["cache_n"] + timings["prompt_n"]
+        if cached is not None:
+            record.cached_tokens = cached
+            if record.prompt_tokens is None and computed is not None:
+                record.prompt_tokens = cached + computed
 
 
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1e3
+def _count(value: Any) -> int | None:
+    return None if (known := number(value)) is None else int(known)
+
+
+def _seconds(milliseconds: Any) -> float | None:
+    return None if (known := number(milliseconds)) is None else known / 1e3

@@ -87,16 +87,19 @@ class OllamaReader:
         self.ended = False
 
     def line(self, time: float, line: bytes) -> Failure | None:
-        if not line.strip():
+        if not line.strip() or self.ended:
             return None
         chunk = _decode(line)
-        if chunk.error is not None:
+        if chunk.error:
             return Failure("stream_error", str(chunk.error))
         self.recorder.chunk(time, _parts(chunk))
         if chunk.done:
             self.ended = True
             self._counters(chunk)
         return None
+
+    def cut(self) -> Failure:
+        return Failure("truncated", "the stream ended before the answer did")
 
     def _counters(self, last: _Line) -> None:
         record = self.recorder.record

@@ -1,7 +1,8 @@
 """The OpenAI dialect: chat and completions, streamed as server-sent events.
 
 Reads what vLLM, SGLang, Ridgeline and hosted services send: reasoning as `reasoning` or `reasoning_content`, usage in a
-chunk of its own or in every chunk, errors as an event in the middle of the stream. Ridgeline's last chunk carries
+chunk of its own or in every chunk, errors as an event in the middle of the stream. An answer has ended when a choice
+has a finish reason that is not empty, or at `[DONE]`, after which nothing counts. Ridgeline's last chunk carries
 `timings`, the server's own account of where the time went.
 """
 
@@ -54,6 +55,8 @@ class _Usage(Struct):
 
 
 class _Chunk(Struct):
+    object: str | None = None  # "error": vLLM's older shape, whose `message` stands on its own
+    message: Any = None
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     timings: dict[str, Any] | None = None
@@ -61,6 +64,9 @@ class _Chunk(Struct):
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
+_BROKEN_OFF = ("error", "abort")  # finish reasons of an answer that the server gave up
+_QUOTED = 200  # characters of a strange answer that are worth showing
+_LONGEST_REFUSAL = 10_000  # bytes of it that are kept
 
 
 def path(request: GenerationRequest) -> str:
@@ -99,44 +105,68 @@ class OpenAIReader:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.ended = False
+        self._is_done = False  # [DONE] came
+        self._is_error = False  # the event under way is called an error
+        self._strange = b""  # what came that is no event
 
     def line(self, time: float, line: bytes) -> Failure | None:
         """A failure that the server reports, if the line holds one. Raises msgspec.DecodeError for what is no JSON."""
         if line.startswith(b"error:"):  # llama.cpp before 2025
             return Failure("stream_error", line[6:].decode(errors="replace").strip())
-        if not line.startswith(b"data:"):  # a comment, an event's name, an empty line
+        if not line.startswith(b"data:"):
+            self._note(line)
             return None
         data = line[5:].strip()
-        if data == b"[DONE]":
-            self.ended = True
+        if not data or self._is_done:
             return None
+        if data == b"[DONE]":
+            self.ended = self._is_done = True
+            return None
+        if self._is_error:
+            return Failure("stream_error", _error_in(data))
         chunk = _decode(data)
-        if chunk.error is not None:
-            return Failure("stream_error", error_text(chunk.error))
-        self._take(time, chunk)
-        return None
+        if chunk.error or chunk.object == "error":
+            return Failure("stream_error", error_text(chunk.error or chunk.message))
+        return self._take(time, chunk)
+
+    def _note(self, line: bytes) -> None:
+        """A line without data: a comment, an event's name, the end of an event, or no event stream at all."""
+        if line.startswith(b"event:"):
+            self._is_error = line[6:].strip() == b"error"
+        elif not line.strip():
+            self._is_error = False
+        elif not line.startswith((b":", b"id:", b"retry:")):
+            self._strange += line[: _LONGEST_REFUSAL - len(self._strange)]
+
+    def cut(self) -> Failure:
+        if not self._strange.strip() or self.recorder.record.events:
+            return Failure("truncated", "the stream ended before the answer did")
+        return Failure("bad_response", f"no stream of events came, but: {_error_in(self._strange)[:_QUOTED]}")
 
     def timings(self, timings: dict[str, Any]) -> None:
         """Ridgeline's."""
         record = self.recorder.record
         record.server = timings
-        record.server_queue_s = timings.get("queue_s")
-        record.server_prefill_s = timings.get("prefill_s")
-        record.server_decode_s = timings.get("decode_s")
+        record.server_queue_s = number(timings.get("queue_s"))
+        record.server_prefill_s = number(timings.get("prefill_s"))
+        record.server_decode_s = number(timings.get("decode_s"))
 
-    def _take(self, time: float, chunk: _Chunk) -> None:
+    def _take(self, time: float, chunk: _Chunk) -> Failure | None:
         total = None
         if chunk.usage is not None:
             total = chunk.usage.completion_tokens
             self._usage(chunk.usage)
         for choice in chunk.choices or ():
-            if choice.finish_reason is not None:
+            if choice.finish_reason in _BROKEN_OFF:
+                return Failure("stream_error", f"the server gave the answer up: {choice.finish_reason}")
+            if choice.finish_reason and not self.ended:  # some send an empty one with every chunk
                 self.recorder.record.finish_reason = choice.finish_reason
                 self.ended = True
             parts: list[tuple[Channel, str]] = [("content", choice.text)] if choice.text else _parts(choice.delta)
             self.recorder.chunk(time, parts, total)
         if chunk.timings is not None:
             self.timings(chunk.timings)
+        return None
 
     def _usage(self, usage: _Usage) -> None:
         record = self.recorder.record
@@ -162,6 +192,18 @@ def _parts(delta: _Delta | None) -> list[tuple[Channel, str]]:
         if call.function is not None:
             parts.append(("tool", (call.function.name or "") + (call.function.arguments or "")))
     return parts
+
+
+def number(value: Any) -> float | None:
+    """A figure of a server's own account, if it is one."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _error_in(data: bytes) -> str:
+    try:
+        return error_text(msgspec.json.decode(data))
+    except msgspec.DecodeError:
+        return data.decode(errors="replace").strip()
 
 
 def error_text(error: Any) -> str:

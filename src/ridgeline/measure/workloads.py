@@ -150,7 +150,7 @@ async def fit_token_rate(client: Client, *, chat: bool, num_ctx: int | None = No
     for words in _FIT_WORDS:
         request = writer.unique(words, max_tokens=1)
         record = await client.stream(request)
-        if record.error is not None:
+        if record.error is not None and not record.is_answered:
             raise ConfigError(
                 f"{client.endpoint.url} failed a first small request: {record.error.kind}: {record.error.message}",
                 hint=HINTS.get(record.error.kind, "is the model loaded there?"),
@@ -163,8 +163,10 @@ async def fit_token_rate(client: Client, *, chat: bool, num_ctx: int | None = No
 
 
 HINTS = {
+    "http_400": "the server refuses the request itself; --api chooses between chat and completions",
     "http_401": "give its key with --api-key",
     "http_404": "is that model loaded there? --model names one",
+    "http_422": "the server refuses the request itself; --api chooses between chat and completions",
     "http_429": "the server refuses so many requests: wait, or ask for less",
     "timeout": "the server accepts requests but does not answer; --timeout says how long to wait",
 }

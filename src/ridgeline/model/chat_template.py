@@ -99,6 +99,7 @@ class ChatTemplate:
         from ridgeline.model.template_engine import TemplateEngine  # jinja2: not needed without a template
 
         self._tokenizer = tokenizer
+        self.source = templates[DEFAULT]  # Jinja
         self._engine = TemplateEngine()
         self._templates = {name: self._compiled(name, template, source) for name, template in templates.items()}
         self.takes_tools = "tool_calls" in templates[DEFAULT]  # shows a history's calls, and what they returned

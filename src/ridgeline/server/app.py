@@ -25,14 +25,14 @@ from ridgeline.errors import RequestError
 from ridgeline.model.runtime import ModelRuntime
 from ridgeline.server import errors
 from ridgeline.server.admin import cache_tree, flush_cache
-from ridgeline.server.auth import BearerAuth
+from ridgeline.server.auth import METRICS_PATH, BearerAuth
 from ridgeline.server.bridge import Bridge
 from ridgeline.server.cache import EXPLAIN_HEADER
 from ridgeline.server.errors import json_response, renamed
 from ridgeline.server.jobs import Envelope, Job, Prepare, prepare_chat, prepare_completion
 from ridgeline.server.replies import EventStream, whole_reply
 from ridgeline.server.state import Served, ServerState
-from ridgeline.server.tokens import detokenize, tokenize
+from ridgeline.server.tokens import detokenize, tokenize, tokenizer_info
 from ridgeline.server.transport import CLIENT_CLOSED_REQUEST, ClientGone, RequestId, read_body, unless_client_leaves
 
 SWITCH_INTERVAL_S = 2e-4  # the engine's thread and the loop's hand the GIL over sooner than Python's 5 ms
@@ -118,6 +118,9 @@ def _information_routes(state: ServerState) -> list[Route]:
         name = request.path_params["name"]
         return json_response(_model_card(state, state.require_model(name), name))
 
+    async def get_tokenizer_info(request: Request) -> Response:
+        return json_response(tokenizer_info(state))
+
     async def health(request: Request) -> Response:
         status, body = _health(state)
         return json_response(body, status=status)
@@ -128,8 +131,9 @@ def _information_routes(state: ServerState) -> list[Route]:
     return [
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
+        Route("/tokenizer_info", get_tokenizer_info),
         Route("/health", health),
-        Route("/metrics", metrics),
+        Route(METRICS_PATH, metrics),
     ]
 
 

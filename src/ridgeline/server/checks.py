@@ -60,9 +60,9 @@ def mapping(param: str, value: Any) -> dict[str, Any]:
 
 
 def known_fields(param: str, given: dict[str, Any], known: list[str], where: str) -> None:
-    """Refuses a field of the object at `param` that `where` does not have."""
-    for name in given:
-        if name not in known:
+    """Refuses a field of the object at `param` that `where` does not have. Null is the same as left out."""
+    for name, value in given.items():
+        if name not in known and value is not None:
             hint = nearest(name, known)
             problem = f"there is no field {name!r} in {where}"
             raise RequestError(problem, code="unknown_parameter", param=f"{param}.{name}", hint=hint)
@@ -70,10 +70,11 @@ def known_fields(param: str, given: dict[str, Any], known: list[str], where: str
 
 def template_variables(param: str, value: Any) -> dict[str, Any]:
     """Further variables of a chat template, under names that the request has no field for."""
+    variables = dict(mapping(param, value))
     for name in ("messages", "tools", "add_generation_prompt"):
-        if name in mapping(param, value):
+        if variables.pop(name, None) is not None:
             raise refusal(f"{param}.{name}", "cannot be given here", hint=f"use the field {name}")
-    return dict(value)
+    return variables
 
 
 def stream_options(param: str, value: Any) -> dict[str, Any]:

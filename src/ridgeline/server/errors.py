@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from ridgeline.config import nearest
 from ridgeline.errors import OverloadedError, RequestError, RidgelineError
+from ridgeline.server.elsewhere import hint_for
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _HTTP_CODES = {404: "path_not_found", 405: "method_not_allowed"}
@@ -96,7 +97,8 @@ def install(app: Starlette) -> None:
         assert isinstance(error, HTTPException)
         message, hint = f"{request.method} {request.url.path}: {str(error.detail).lower()}", None
         if error.status_code == 404:
-            hint = nearest(request.url.path, [path for path in _paths(app) if "{" not in path])
+            served = [path for path in _paths(app) if "{" not in path]
+            hint = hint_for(request.url.path, served) or nearest(request.url.path, served)
         code = _HTTP_CODES.get(error.status_code, "http_error")
         response = error_response(RequestError(message, code=code, status=error.status_code, hint=hint))
         response.headers.update(error.headers or {})

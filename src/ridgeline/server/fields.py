@@ -5,8 +5,8 @@ A field belongs to exactly one of four groups:
 - accepted: it cannot change the answer (`user`, `metadata`, ...);
 - not implemented: only null and the listed neutral values pass, anything else is refused with what to do instead;
 - unknown: refused, with the nearest name that exists.
-So no field is ever ignored silently. Null means the same as leaving a field out. Ranges of sampling values are
-checked once for all of Ridgeline, in `engine/params.py`.
+So no field is ever ignored silently. Null means the same as leaving a field out, whatever its name. Ranges of sampling
+values are checked once for all of Ridgeline, in `engine/params.py`.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ class Table:
         """The honoured fields of `body` that are given and not null. Raises RequestError that names the field."""
         parsed = {}
         for name, value in body.items():
+            if value is None:
+                continue
             if name in self.honoured:
-                if value is not None:
-                    parsed[name] = self.honoured[name](name, value)
+                parsed[name] = self.honoured[name](name, value)
             elif name in self.not_implemented:
                 _refuse_unless_neutral(name, value, self.not_implemented[name])
             elif name not in self.accepted:
@@ -77,7 +78,7 @@ class Table:
 
 
 def _refuse_unless_neutral(name: str, value: Any, spec: NotImplementedField) -> None:
-    if value is not None and value not in spec.neutral:
+    if value not in spec.neutral:
         raise RequestError(
             f"{name} is not implemented by this server", code="unsupported_parameter", param=name, hint=spec.instead
         )
@@ -162,7 +163,7 @@ CHAT = Table(
         "chat_template_kwargs": template_variables,
         "add_generation_prompt": boolean,
     },
-    required=("model", "messages"),
+    required=("messages",),
     accepted=ACCEPTED,
     not_implemented={
         **_NOT_IMPLEMENTED,
@@ -203,7 +204,7 @@ def chat_logprobs(fields: Mapping[str, Any]) -> int | None:
 
 COMPLETION = Table(
     honoured={**_COMMON, "prompt": prompts, "echo": boolean, "logprobs": integer(0, 5)},
-    required=("model", "prompt"),
+    required=("prompt",),
     accepted=ACCEPTED,
     not_implemented={
         **_NOT_IMPLEMENTED,

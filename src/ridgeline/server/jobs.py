@@ -45,7 +45,7 @@ class Job:
     served: Served
     work: Work
     format: Format
-    model: str  # as the client named it
+    model: str  # as the client named it, or the first name
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -57,7 +57,7 @@ Prepare = Callable[[ServerState, Envelope], Job]
 
 def prepare_chat(state: ServerState, envelope: Envelope) -> Job:
     fields = CHAT.parse(parse_object(envelope.body))
-    served = state.require_model(fields["model"])
+    served = state.require_model(fields.get("model"))
     limit_name, max_tokens = chat_limit(fields)
     names = {"prompt": "messages", "max_tokens": limit_name, "logprobs": "top_logprobs"}
     logprobs = chat_logprobs(fields)
@@ -69,7 +69,7 @@ def prepare_chat(state: ServerState, envelope: Envelope) -> Job:
 
 def prepare_completion(state: ServerState, envelope: Envelope) -> Job:
     fields = COMPLETION.parse(parse_object(envelope.body))
-    served = state.require_model(fields["model"])
+    served = state.require_model(fields.get("model"))
     runtime = served.runtime
     places = ["prompt"] if len(fields["prompt"]) == 1 else [f"prompt[{i}]" for i in range(len(fields["prompt"]))]
     prompts = [raw_prompt(runtime, *pair) for pair in zip(places, fields["prompt"], strict=True)]
@@ -174,7 +174,7 @@ def _job(
         served=served,
         work=work,
         format=format,
-        model=fields["model"],
+        model=fields.get("model", served.names[0]),
         stream=stream,
         include_usage=bool(options.get("include_usage")),
         continuous_usage=bool(options.get("continuous_usage_stats")),

@@ -21,7 +21,9 @@ _PART_FIELDS = [
     "cache_control",
 ]  # the last one: a hint for other servers' caches, which changes no answer
 _PASSED_ON = ("name", "reasoning", "reasoning_content")
-_NEUTRAL_ONLY = ("function_call", "refusal", "audio", "annotations")  # null or empty: as SDKs echo them
+_NEUTRAL_ONLY = ("function_call", "refusal", "audio")  # null or empty: as SDKs echo them
+# What clients add to an answer and send back with the history: it says again what other fields say, or who said it.
+_ECHOED = ("parsed", "annotations", "reasoning_details", "provider_specific_fields")
 
 
 def plain_messages(value: Any, *, takes_tools: bool) -> list[dict[str, Any]]:
@@ -39,7 +41,8 @@ def _plain_message(place: str, message: Any, takes_tools: bool) -> dict[str, Any
     if role not in ROLES:
         raise refusal(f"{place}.role", f"is {shown(role)}", hint="roles: " + ", ".join(ROLES))
     plain = {"role": "system" if role == "developer" else role, "content": _content(place, role, message)}
-    known_fields(place, message, ["role", "content", *_PASSED_ON, *tool_calls.FIELDS, *_NEUTRAL_ONLY], "a message")
+    known = ["role", "content", *_PASSED_ON, *tool_calls.FIELDS, *_NEUTRAL_ONLY]
+    known_fields(place, message, [*known, *(_ECHOED if role == "assistant" else ())], "a message")
     for name in _NEUTRAL_ONLY:
         if message.get(name):
             problem = "is not implemented by this server"

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ridgeline.config import ServerConfig
 from ridgeline.errors import ConfigError
@@ -57,6 +58,14 @@ def _leave_at_once() -> NoReturn:
     os._exit(0)
 
 
+class _Http(H11Protocol):
+    """HTTP/1.1 and 1.0 by h11. httptools is faster and drops the body of a request that offers `Upgrade: h2c`, as
+    Java's HttpClient does by default, and chunks what it streams to HTTP/1.0 clients (docs/decisions.md)."""
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Who offers another protocol is answered in this one, as HTTP has it: nothing to warn of."""
+
+
 class Server(uvicorn.Server):
     """uvicorn with our ending."""
 
@@ -64,6 +73,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(state),
+                http=_Http,
                 ws="none",
                 log_level="warning",
                 access_log=False,

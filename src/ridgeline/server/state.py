@@ -61,9 +61,10 @@ class ServerState:
             )
         return self.served
 
-    def require_model(self, name: str) -> Served:
+    def require_model(self, name: str | None) -> Served:
+        """The model of that name; None, where a request leaves it out: the one that is served."""
         served = self.require()
-        if name not in served.names:
+        if name is not None and name not in served.names:
             hint = nearest(name, list(served.names))
             raise RequestError(
                 f"there is no model {name!r} here", code="model_not_found", param="model", status=404, hint=hint

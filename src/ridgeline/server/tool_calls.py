@@ -13,6 +13,13 @@ from ridgeline.errors import shown
 from ridgeline.server.checks import known_fields, mapping, refusal, text
 
 FIELDS = ("tool_calls", "tool_call_id")
+_CALL_FIELDS = [
+    "id",
+    "type",
+    "function",
+    "index",
+]  # the last one: of a stream's pieces, echoed by those who joined them
+_FUNCTION_FIELDS = ["name", "arguments", "parsed_arguments"]  # the last one: the arguments again, by openai's `parse()`
 
 
 def tool_fields(place: str, message: dict[str, Any], *, takes_tools: bool) -> dict[str, Any]:
@@ -43,12 +50,12 @@ def _calls(place: str, calls: Any) -> list[dict[str, Any]]:
 
 
 def _call(place: str, call: Any) -> dict[str, Any]:
-    known_fields(place, mapping(place, call), ["id", "type", "function"], "a tool call")
-    if call.get("type", "function") != "function":
-        raise refusal(f"{place}.type", f"is {shown(call['type'])}; tools are of type 'function'")
+    known_fields(place, mapping(place, call), _CALL_FIELDS, "a tool call")
+    if (kind := call.get("type")) not in (None, "function"):
+        raise refusal(f"{place}.type", f"is {shown(kind)}; tools are of type 'function'")
     function_place = f"{place}.function"
     function = mapping(function_place, call.get("function"))
-    known_fields(function_place, function, ["name", "arguments"], "a function")
+    known_fields(function_place, function, _FUNCTION_FIELDS, "a function")
     name, arguments = (text(f"{function_place}.{key}", function.get(key)) for key in ("name", "arguments"))
     return {
         "id": text(f"{place}.id", call.get("id")),
