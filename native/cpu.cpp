@@ -10,6 +10,10 @@
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace ridgeline {
@@ -38,6 +42,23 @@ const char* amx_problem() {
     return "the operating system refuses this process the tiles' registers (arch_prctl; Linux 5.16 or newer grants them)";
   return nullptr;
 }
+#elif defined(__aarch64__)
+#if defined(__linux__)
+// Bits of AT_HWCAP and AT_HWCAP2 (Linux: Documentation/arch/arm64/elf_hwcaps.rst).
+bool has_dotprod() { return getauxval(AT_HWCAP) >> 20 & 1; }
+bool has_i8mm() { return getauxval(AT_HWCAP2) >> 13 & 1; }
+#elif defined(__APPLE__)
+bool has_feature(const char* name) {
+  int value = 0;
+  size_t bytes = sizeof value;
+  return sysctlbyname(name, &value, &bytes, nullptr, 0) == 0 && value == 1;
+}
+bool has_dotprod() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+bool has_i8mm() { return has_feature("hw.optional.arm.FEAT_I8MM"); }
+#else
+bool has_dotprod() { return false; }
+bool has_i8mm() { return false; }
+#endif
 #endif
 
 // Why `k` cannot run here; null: it can.
@@ -54,6 +75,11 @@ const char* problem(const Kernels* k) {
         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     return has_all ? nullptr : "this CPU has no AVX2 with FMA and F16C";
   }
+#elif defined(__aarch64__)
+  const bool needs_i8mm = !std::strcmp(k->name, "i8mm");
+  if ((needs_i8mm || !std::strcmp(k->name, "neondot")) && !has_dotprod())
+    return "this CPU has no dot products of 8-bit integers (dotprod)";
+  if (needs_i8mm && !has_i8mm()) return "this CPU has no products of 8-bit matrices (i8mm)";
 #endif
   (void)k;
   return nullptr;
@@ -62,7 +88,8 @@ const char* problem(const Kernels* k) {
 // Those compiled for this architecture, fastest first.
 std::vector<const Kernels*> all_kernels() {
   std::vector<const Kernels*> all;
-  for (const Kernels* k : {kernels_amx(), kernels_avx512vnni(), kernels_avx512(), kernels_avx2(), kernels_generic()})
+  for (const Kernels* k : {kernels_amx(), kernels_avx512vnni(), kernels_avx512(), kernels_avx2(), kernels_i8mm(),
+                           kernels_neondot(), kernels_neon(), kernels_generic()})
     if (k) all.push_back(k);
   return all;
 }
@@ -70,13 +97,15 @@ std::vector<const Kernels*> all_kernels() {
 }  // namespace
 
 const Kernels& kernels_by_name(const char* name) {
+  std::string known;
   for (const Kernels* k : all_kernels()) {
+    known += std::string(known.empty() ? "" : ", ") + k->name;
     if (std::strcmp(k->name, name)) continue;
     if (const char* why = problem(k))
       throw std::invalid_argument(std::string("this CPU does not support the ISA path ") + name + ": " + why);
     return *k;
   }
-  throw std::invalid_argument(std::string("unknown ISA path '") + name + "': amx, avx512vnni, avx512, avx2 or generic");
+  throw std::invalid_argument(std::string("unknown ISA path '") + name + "': this build has " + known);
 }
 
 const Kernels& choose_kernels() {

@@ -192,6 +192,7 @@ static inline void split_nibbles(Codes pairs, Codes& low, Codes& high_16) {
   high_16 = {_mm256_andnot_si256(nibble, pairs.lo), _mm256_andnot_si256(nibble, pairs.hi)};
 }
 
+constexpr bool kSignedDot = false;
 // vpmaddubsw would saturate: the even and the odd values are multiplied as 16-bit numbers instead
 struct Quad {
   __m256i even, odd;
