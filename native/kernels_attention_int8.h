@@ -159,7 +159,8 @@ struct Int8ByVec {
       const DigitWeights w(o, b, first, count, keys);
       for (int i = 0; i < count; ++i) {
         const int8_t *high_digits = w.digits[2 * i], *low_digits = w.digits[2 * i + 1];
-        const int32_t extra_high = -kFlip * sum(high_digits, kBlockKeys), extra_low = -kFlip * sum(low_digits, kBlockKeys);
+        const int32_t extra_high = -kFlip * sum(high_digits, kBlockKeys);
+        const int32_t extra_low = -kFlip * sum(low_digits, kBlockKeys);
         for (int d = 0; d < state.padded_dim; d += kLanes) {
           Ints high = broadcast_int(extra_high), low = broadcast_int(extra_low);
           for (int key = keys.begin; key < keys.end; key += kPageSize) {
@@ -191,6 +192,6 @@ struct Int8ByVec {
   }
 };
 
-static void attend_int8(const AttentionArgs& a, const AttentionTask& t) { attend<Int8ByVec>(a, t); }
+[[maybe_unused]] static void attend_int8(const AttentionArgs& a, const AttentionTask& t) { attend<Int8ByVec>(a, t); }
 
 }  // namespace ridgeline::RIDGELINE_ISA
