@@ -1,11 +1,11 @@
 """Builds the native core for arm64 on another machine and runs its tests under qemu's user mode emulation.
 
-    make test-arm64             the kernel tests, and steps of tiny models, on processors with and without dotprod and i8mm
-    tools/arm64.py --build      only the build, in build/arm64
+    make test-arm64          the kernel tests, and steps of tiny models, on processors with and without dotprod and i8mm
+    tools/arm64.py --build   only the build, in build/arm64
 
-Wants Debian or Ubuntu with the packages qemu-user and g++-aarch64-linux-gnu. Python for arm64 comes from the system's own
-package sources and is unpacked into build/arm64/root, nothing is installed; what the tests import comes from the locks in
-requirements/. Emulation says nothing about speed: tools/arm64_instructions.py counts.
+Wants Debian or Ubuntu with the packages qemu-user and g++-aarch64-linux-gnu. Python for arm64 comes from the system's
+own package sources and is unpacked into build/arm64/root, nothing is installed; what the tests import comes from the
+locks in requirements/. Emulation says nothing about speed: benchmarks/arm64_instructions.py counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -152,13 +151,9 @@ def run_tests() -> None:
     shutil.rmtree(MODELS, ignore_errors=True)
     run(sys.executable, ROOT / "tests" / "arm64_steps.py", "write", MODELS)
     pytest = ["-m", "pytest", "-p", "no:cacheprovider", "--timeout=1800", "-m", "not slow"]
-    kernels = "tests/native/test_kernels.py"
+    paths = ["generic", "neon and not neondot", "neondot", "i8mm", "not generic and not neon and not i8mm"]
     jobs: list[tuple[str, list[str]]] = [
-        *(
-            ("max", [*pytest, kernels, "-k", f"[{path}- or -{path}- or -{path}]"])
-            for path in ("generic", "neon", "neondot", "i8mm")
-        ),
-        ("max", [*pytest, "tests/native", f"--ignore={kernels}"]),
+        *(("max", [*pytest, "tests/native", "-k", path]) for path in paths),
         *((processor, ["tests/arm64_steps.py", "compare", str(MODELS)]) for processor in PROCESSORS),
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
