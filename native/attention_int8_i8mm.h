@@ -2,7 +2,7 @@
 // pair, and codes are signed as they lie. See kernels_attention_int8.h for the arithmetic.
 #pragma once
 #include "kernels_attention_int8.h"
-#include "matmul_quant_i8mm.h"
+#include "matmul_quant_neon.h"
 
 namespace ridgeline::RIDGELINE_ISA {
 
@@ -49,8 +49,8 @@ struct Int8ByPairs {
   }
 
  private:
-  static inline Vec high(const PairSums& sums) { return to_floats(sums.row<0>()); }
-  static inline Vec low(const PairSums& sums) { return to_floats(sums.row<1>()); }
+  static inline Vec high(const PairSums& sums) { return to_floats(sums.first()); }
+  static inline Vec low(const PairSums& sums) { return to_floats(sums.second()); }
 
   // `digits`: the high ones of each query; the low ones stand `stride` behind them.
   template <int Q>
