@@ -1,4 +1,5 @@
 // Building an executor, its memory and its pages; running it is in executor.cpp.
+#include <algorithm>
 #include <cstring>
 
 #include "checks.h"
@@ -132,6 +133,16 @@ void Executor::require_product(int source, int matrix, int out, int column, Epil
   } else {
     require(in.format == m.format(), "source and matrix have other formats");
   }
+  require(!in.prepared || still_stands(source), "what the product's source was prepared from has been overwritten since");
+}
+
+// Whether no op has written to what `prepared` was made from, since it was: threads make it as late as in the product.
+bool Executor::still_stands(int prepared) const {
+  const auto writes = [](const Op& op, int buffer) {
+    return op.out == buffer || std::find(op.outs.begin(), op.outs.end(), buffer) != op.outs.end();
+  };
+  const auto maker = std::find_if(ops_.rbegin(), ops_.rend(), [&](const Op& op) { return writes(op, prepared); });
+  return std::none_of(ops_.rbegin(), maker, [&](const Op& op) { return writes(op, maker->source); });
 }
 
 void Executor::add_rope_store(int layer, int source, int out, int q_norm, int k_norm) {

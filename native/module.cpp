@@ -12,6 +12,7 @@
 #include "cpu.h"
 #include "executor.h"
 #include "kernel_tests.h"
+#include "pool_stress.h"
 #include "throughput.h"
 
 namespace nb = nanobind;
@@ -311,6 +312,8 @@ NB_MODULE(_native, m) {
 #else
   m.attr("compiler") = "gcc " __VERSION__;
 #endif
+  m.def("stress_pool", &ridgeline::stress_pool, "threads"_a, "jobs"_a, "loops"_a, "tasks"_a,
+        nb::call_guard<nb::gil_scoped_release>(), "A trial of the thread pool; raises where it did other work than asked.");
   m.def("read_bandwidth", &ridgeline::read_bandwidth, "num_bytes"_a, "threads"_a, "seconds"_a,
         nb::call_guard<nb::gil_scoped_release>(), "Bytes per second that `threads` threads read from `num_bytes`.");
   m.def(
