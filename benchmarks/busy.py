@@ -1,14 +1,14 @@
-"""Decoding on a machine that others use: tokens/s beside the fair share of its processor time. Writes docs/results/busy.md.
+"""Decoding on a machine that others use: tokens/s beside the fair share of its processor time.
 
     .venv/bin/python benchmarks/busy.py [MODEL] [--dtypes int8,bf16] [--batches 1] [--burners 0,1,2,4] [--nice 10]
                                         [--seconds 4] [--rounds 3]
 
-A burner is a process that keeps a core busy in its registers, started and ended here. The fair share is what a scheduler
-without any grain would give our threads: every thread a part of the cores in proportion to its weight, none more than a
-core. `fair` says how much of our threads' full time that is, so that tokens/s of the quiet machine times `fair` is what a
-process loses to others and not to itself; `of fair` is tokens/s against it. `got` is the processor time that this process
-had, in cores: with tokens/s short of `fair`, it tells waiting from wasted work. `others` is what neither of us had, the
-hypervisor's part included: a round with much of it is none of this table's.
+Writes docs/results/busy.md. A burner is a process that keeps a core busy in its registers, started and ended here. The
+fair share is what a scheduler without any grain would give our threads: to every thread a part of the cores in
+proportion to its weight, to none more than a core. `fair` says how much of our threads' full time that is: tokens/s of
+the quiet machine times `fair` is what a process has left that loses nothing to itself, and `of fair` is tokens/s over
+that. `got` is the processor time that this process had, in cores. `others` is what neither of us had, the hypervisor's
+part included: a round with much of it says little.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results" / "busy.md"
 BURN = "import os\nwhile os.getppid() == {parent}:\n    for _ in range(1_000_000): pass"
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 96  # of a request; another follows it at once, so that contexts stay the same
 NICE_STEP = 1.25  # between the weights of two neighbouring niceness values: sched(7)
+HEADINGS = ("step", "burners", "tokens/s", "fair", "of fair", "got", "others", "longest step, ms")
 WARM_S = 0.5  # with the burners, before anything is counted
 
 
@@ -89,10 +90,9 @@ def main() -> None:
         f"Written by `benchmarks/busy.py`: {arguments.model}, {this_machine()}.\nRequests of {PROMPT_TOKENS} tokens in "
         f"and {OUTPUT_TOKENS} out, one after another; medians of {arguments.rounds} rounds of {arguments.seconds:g} s "
         "in which the loads take turns.\n`fair`: what proportional sharing would leave of our threads' time; `of fair`:"
-        " tokens/s over the quiet machine's times that; `got`: processor time over wall time, in cores.\n\n"
-        "| step | burners | tokens/s | fair | of fair | got, cores | others, cores | longest step, ms |\n|---|---|---|---|---|---|---|---|\n"
-        + "\n".join(lines)
-        + "\n"
+        " tokens/s over the quiet machine's times that; `got` and\n`others`: processor time over wall time, in cores, "
+        "of this process, and of all but it and the burners.\n\n"
+        f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|\n" + "\n".join(lines) + "\n"
     )
     RESULTS.write_text(text)
     print(text)

@@ -6,6 +6,7 @@
 #pragma once
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -70,7 +71,7 @@ struct OpWork {
 class Executor {
  public:
   Executor(ModelShape shape, KvFormat kv_format, int num_pages, int max_rows, int num_sampler_slots,
-           int num_threads, const Kernels& kernels);
+           int num_threads, std::optional<int> niceness, const Kernels& kernels);
 
   // Building. Each returns the new thing's number; out-of-range numbers throw std::out_of_range.
   int add_buffer(int width, Format format, bool per_logit_row);

@@ -16,7 +16,7 @@ void reserve(Memory& memory, size_t bytes) {
 }  // namespace
 
 Executor::Executor(ModelShape shape, KvFormat kv_format, int num_pages, int max_rows, int num_sampler_slots,
-                   int num_threads, const Kernels& kernels)
+                   int num_threads, std::optional<int> niceness, const Kernels& kernels)
     : shape_(std::move(shape)),
       kv_format_(kv_format),
       num_pages_(num_pages),
@@ -25,7 +25,7 @@ Executor::Executor(ModelShape shape, KvFormat kv_format, int num_pages, int max_
       scratch_(num_threads),
       head_bytes_(kv_head_bytes(kv_format, shape_.head_dim)),
       sampler_(num_sampler_slots),
-      pool_(num_threads) {
+      pool_(num_threads, niceness) {
   require(shape_.head_dim <= kMaxHeadDim, "head_dim " + std::to_string(shape_.head_dim) + " is above " +
                                               std::to_string(kMaxHeadDim) + ", the largest that attention supports");
   require(num_pages >= 2, "a pool needs the null page and at least one more");

@@ -150,11 +150,12 @@ void bind_executor(nb::module_& m) {
       .def(
           "__init__",
           [](Executor* self, const ModelShape& shape, const std::string& kv_dtype, int num_pages, int max_rows,
-             int num_sampler_slots, int threads) {
+             int num_sampler_slots, int threads, std::optional<int> niceness) {
             new (self) Executor(shape, parse_kv_format(kv_dtype), num_pages, max_rows, num_sampler_slots, threads,
-                                choose_kernels());
+                                niceness, choose_kernels());
           },
-          "shape"_a, "kv_dtype"_a, "num_pages"_a, "max_rows"_a, "num_sampler_slots"_a, "threads"_a)
+          "shape"_a, "kv_dtype"_a, "num_pages"_a, "max_rows"_a, "num_sampler_slots"_a, "threads"_a,
+          "niceness"_a.none())
       .def(
           "add_buffer",
           [](Executor& e, int width, const std::string& format, bool per_logit_row) {

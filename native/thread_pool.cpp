@@ -1,8 +1,12 @@
 #include "thread_pool.h"
 
+#include <cerrno>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <system_error>
+
+#include <sys/resource.h>
 
 #include "cpu.h"
 #include "futex.h"
@@ -16,11 +20,27 @@ constexpr uint64_t kInside = (uint64_t{1} << 31) - 1;  // threads inside
 constexpr uint64_t kClosed = uint64_t{1} << 31;
 constexpr int kJobShift = 32;
 
+// Of the calling thread alone, as Linux has it. Returns an errno, or 0.
+int take_niceness(int niceness) { return setpriority(PRIO_PROCESS, 0, niceness) == 0 ? 0 : errno; }
+
+void try_niceness(int niceness) {
+  int error = 0;
+  std::thread([&] { error = take_niceness(niceness); }).join();  // which may not be able to take it back
+  if (error != 0)
+    throw std::invalid_argument("the system refuses threads of niceness " + std::to_string(niceness) + " (" +
+                                std::strerror(error) + "): one below the process's own takes root or CAP_SYS_NICE");
+}
+
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) : state_(kClosed) {
+ThreadPool::ThreadPool(int num_threads, std::optional<int> niceness) : state_(kClosed) {
+  if (niceness) try_niceness(*niceness);
   try {
-    for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this, i] { thread_main(i); });
+    for (int i = 0; i < num_threads; ++i)
+      threads_.emplace_back([this, i, niceness] {
+        if (niceness) take_niceness(*niceness);
+        thread_main(i);
+      });
   } catch (const std::system_error& error) {
     const int started = size();
     stop();

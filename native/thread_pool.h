@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -22,7 +23,9 @@ class ThreadPool {
   // by any other. False: `wait_until` said so.
   using Job = std::function<bool(int thread)>;
 
-  explicit ThreadPool(int num_threads);  // throws std::invalid_argument when the system has no room for so many
+  // `niceness`: of the threads alone; without it they are as the process. Throws std::invalid_argument when the system
+  // has no room for so many threads, or grants them no such niceness.
+  explicit ThreadPool(int num_threads, std::optional<int> niceness = std::nullopt);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
 
