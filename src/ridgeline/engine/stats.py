@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from ridgeline.engine.request import FinishReason, Request, RequestMetrics
 from ridgeline.engine.scheduler import Scheduler
 
-
 _MAX_CHANGE = 10.0  # of a request's time from the average so far
 
 
@@ -89,7 +88,9 @@ class Counters:
 
     def on_end(self, reason: FinishReason, metrics: RequestMetrics) -> None:
         self.finished[reason] += 1
-        run_s = min(metrics.e2e_s - metrics.queue_s, _MAX_CHANGE * self.run_s)  # a process may have been stopped meanwhile
+        run_s = min(
+            metrics.e2e_s - metrics.queue_s, _MAX_CHANGE * self.run_s
+        )  # a process may have been stopped meanwhile
         self.run_s += 0.1 * (run_s - self.run_s)
 
 
