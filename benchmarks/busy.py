@@ -1,20 +1,21 @@
 """Decoding on a machine that others use: tokens/s beside the fair share of its processor time.
 
     .venv/bin/python benchmarks/busy.py [MODEL] [--dtypes int8,bf16] [--batches 1] [--burners 0,1,2,4] [--nice 10]
-                                        [--seconds 4] [--rounds 3]
+                                        [--seconds 4] [--rounds 3] [--twins]
 
 Writes docs/results/busy.md. A burner is a process that keeps a core busy in its registers, started and ended here. The
 fair share is what a scheduler without any grain would give our threads: to every thread a part of the cores in
 proportion to its weight, to none more than a core. `fair` says how much of our threads' full time that is: tokens/s of
 the quiet machine times `fair` is what a process has left that loses nothing to itself, and `of fair` is tokens/s over
 that. `got` is the processor time that this process had, in cores. `others` is what neither of us had, the hypervisor's
-part included: a round with much of it says little.
+part included: a round with much of it says little. `--twins`: also two of us at once, by themselves.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import os
 import statistics
 import sys
@@ -23,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -69,6 +70,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--twins", action="store_true")
     arguments = parser.parse_args()
     counts = [int(count) for count in arguments.burners.split(",")]
     loads = [Load(count, nice) for nice in sorted({0, arguments.nice}) for count in counts if count or not nice]
@@ -85,6 +87,10 @@ def main() -> None:
             threads = arguments.threads or usable_cores()
             lines += list(rows(f"{dtype}, batch {batch}", rounds, threads))
         runtime.close()
+        if arguments.twins:
+            quiet = statistics.median(r.tokens_per_s for r in rounds[loads[0]])
+            for twin in twins(arguments.model, config, batch, arguments.seconds):
+                lines.append(row(f"{dtype}, batch {batch}", "another of us", twin, quiet, 0.5))
     text = (
         "# Decoding beside processes that burn a core each\n\n"
         f"Written by `benchmarks/busy.py`: {arguments.model}, {this_machine()}.\nRequests of {PROMPT_TOKENS} tokens in "
@@ -99,14 +105,35 @@ def main() -> None:
 
 
 def rows(step: str, rounds: dict[Load, list[Round]], threads: int) -> Iterator[str]:
-    quiet = statistics.median(r.tokens_per_s for r in next(iter(rounds.values())))
-    for load, measured in rounds.items():
-        speed, longest, cores, others = map(statistics.median, zip(*measured, strict=True))
-        fair = fair_share(usable_cores(), threads, load)
-        yield (
-            f"| {step} | {load.name} | {speed:.1f} | {fair:.2f} | {speed / quiet / fair:.2f} | {cores:.2f} "
-            f"| {others:.2f} | {longest * 1e3:.0f} |"
-        )
+    medians = {load: Round(*map(statistics.median, zip(*measured, strict=True))) for load, measured in rounds.items()}
+    quiet = next(iter(medians.values())).tokens_per_s
+    for load, median in medians.items():
+        yield row(step, load.name, median, quiet, fair_share(usable_cores(), threads, load))
+
+
+def row(step: str, load: str, median: Round, quiet: float, fair: float) -> str:
+    return (
+        f"| {step} | {load} | {median.tokens_per_s:.1f} | {fair:.2f} | {median.tokens_per_s / quiet / fair:.2f} "
+        f"| {median.cores:.2f} | {median.others:.2f} | {median.longest_step_s * 1e3:.0f} |"
+    )
+
+
+def twins(model: str, config: ModelConfig, batch: int, seconds: float) -> list[Round]:
+    """Two processes that decode at the same time."""
+    spawn = multiprocessing.get_context("spawn")
+    start, results = spawn.Barrier(2), spawn.SimpleQueue()
+    both = [spawn.Process(target=_twin, args=(model, config, batch, seconds, start, results)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    return [Round(*results.get()) for _ in both]
+
+
+def _twin(model: str, config: ModelConfig, batch: int, seconds: float, start: Any, results: Any) -> None:
+    runtime = load_runtime(model, config)
+    start.wait()
+    results.put(tuple(measure(runtime, batch, seconds, [])))
 
 
 def fair_share(cores: int, threads: int, load: Load) -> float:

@@ -88,9 +88,7 @@ class Counters:
 
     def on_end(self, reason: FinishReason, metrics: RequestMetrics) -> None:
         self.finished[reason] += 1
-        run_s = min(
-            metrics.e2e_s - metrics.queue_s, _MAX_CHANGE * self.run_s
-        )  # a process may have been stopped meanwhile
+        run_s = min(metrics.e2e_s - metrics.queue_s, _MAX_CHANGE * self.run_s)  # it may have been stopped meanwhile
         self.run_s += 0.1 * (run_s - self.run_s)
 
 
