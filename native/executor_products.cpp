@@ -62,7 +62,7 @@ bool Executor::norm(Shares& shares, const Op& op, int rows) {
 }
 
 // Whether each thread prepares the inputs of products for itself, in the buffer's rows from kOwnRows * thread on, when
-// it gets its first task of them. The op's own input still stands then, as add_matmul makes sure.
+// it gets its first task of them. The op's own input still stands then, as require_product makes sure.
 bool Executor::prepares_alone(int rows) const {
   return rows <= kOwnRows && kOwnRows * pool_.size() <= std::min(max_rows_, kLogitRows);
 }

@@ -22,8 +22,8 @@ struct LoopTime {
   double end_s = 0, prepare_s = 0;
 };
 
-// What the threads have in common: each loop's counters, one for each thread's part of the tasks that are taken, and one
-// of the tasks that are done.
+// What the threads have in common: each loop's counters, one for each thread's part of the tasks that are taken, and
+// one of the tasks that are done.
 class SharedLoops {
  public:
   explicit SharedLoops(ThreadPool& pool) : pool_(pool) {}
@@ -98,8 +98,8 @@ class Shares {
     return end_loop(count, num_done);
   }
 
-  // An op that this thread does for itself before its first task of the next loops, if it gets one; -1: none. Its inputs
-  // only stand still while a task of theirs is not done.
+  // An op that this thread does for itself before its first task of the next loops, if it gets one; -1: none. Its
+  // inputs only stand still while a task of theirs is not done.
   void prepare_later(int op) { to_prepare_ = op; }
   int take_preparation() { return std::exchange(to_prepare_, -1); }
 
@@ -116,13 +116,12 @@ class Shares {
     const size_t loop = loop_++;
     LoopTime time = std::exchange(time_, {time_.op});
     std::atomic<int>& done = loops_.done(loop);
+    const bool timed = !loops_.times_.empty();
+    if (timed) time.end_s = now_s();
     if (num_done == 0 || done.fetch_add(num_done) + num_done < count)
       return loops_.pool_.wait_until([&] { return done.load() >= count; });
     loops_.pool_.wake();
-    if (!loops_.times_.empty()) {  // this thread alone ends the loop, and the job lasts until it has left
-      time.end_s = now_s();
-      loops_.times_[loop] = time;
-    }
+    if (timed) loops_.times_[loop] = time;  // this thread alone ends the loop, and the job lasts until it has left
     return true;
   }
 

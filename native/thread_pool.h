@@ -19,8 +19,8 @@ namespace ridgeline {
 
 class ThreadPool {
  public:
-  // Runs on any number of threads, each with an index of its own. True: nothing is left for this thread to take, here or
-  // by any other. False: `wait_until` said so.
+  // Runs on any number of threads, each with an index of its own. True: nothing is left to do. False: `wait_until`
+  // said so.
   using Job = std::function<bool(int thread)>;
 
   // `niceness`: of the threads alone; without it they are as the process. Throws std::invalid_argument when the system
@@ -65,12 +65,12 @@ class ThreadPool {
   bool sleep_until(const std::function<bool()>& is_done);
 
   Job job_;
-  std::atomic<uint64_t> state_;           // the job's number, whether it takes no more threads, and how many are inside
-  std::atomic<uint32_t> over_{0};         // jobs that are over
-  std::atomic<uint32_t> news_{0};         // changes when sleepers should look again
-  std::atomic<int> sleepers_{0};          // threads that sleep on `news_`, or are about to
+  std::atomic<uint64_t> state_;    // the job's number, whether it takes no more threads, and how many are inside
+  std::atomic<uint32_t> over_{0};  // jobs that are over
+  std::atomic<uint32_t> news_{0};  // changes when sleepers should look again
+  std::atomic<int> sleepers_{0};   // threads that sleep on `news_`, or are about to
   std::atomic<bool> stop_{false};
-  uint32_t started_ = 0;                  // jobs
+  uint32_t started_ = 0;  // jobs
   std::vector<std::thread> threads_;
 };
 
