@@ -65,15 +65,16 @@ void ThreadPool::start(Job job) {
   job_ = std::move(job);
   state_ = static_cast<uint64_t>(++started_) << kJobShift;
   ++news_;
-  if (sleepers_ > 0) wake_all(news_);
+  if (has_sleepers_.exchange(false)) wake_all(news_);
 }
 
 void ThreadPool::wait() {
   for (uint32_t over = over_; over != started_; over = over_) sleep_while(over_, over);
 }
 
+// Once for all that sleep, not again before one of them has come to run.
 void ThreadPool::wake() {
-  if (sleepers_ == 0) return;
+  if (!has_sleepers_ || !has_sleepers_.exchange(false)) return;
   ++news_;
   wake_all(news_);
 }
@@ -97,17 +98,14 @@ void ThreadPool::leave(bool closes) {
 // Sleeps outside of the job, which so can end without this thread.
 bool ThreadPool::sleep_until(const std::function<bool()>& is_done) {
   const uint64_t job = state_ >> kJobShift;
-  bool inside = true;
-  ++sleepers_;
-  while (inside) {
+  for (bool inside = true; inside; inside = enter(job)) {
     const uint32_t news = news_;
-    if (is_done()) break;
+    has_sleepers_ = true;  // after `news`, so that who takes this back changes what is slept on
+    if (is_done()) return true;
     leave(false);
     sleep_while(news_, news);
-    inside = enter(job);
   }
-  --sleepers_;
-  return inside;
+  return false;
 }
 
 void ThreadPool::thread_main(int index) {
@@ -120,9 +118,8 @@ void ThreadPool::thread_main(int index) {
       continue;
     }
     for (int spins = 0; news_ == news && spins < kSpins; ++spins) relax();
-    ++sleepers_;
-    if (news_ == news) sleep_while(news_, news);
-    --sleepers_;
+    has_sleepers_ = true;
+    sleep_while(news_, news);
   }
 }
 

@@ -68,7 +68,7 @@ class ThreadPool {
   std::atomic<uint64_t> state_;    // the job's number, whether it takes no more threads, and how many are inside
   std::atomic<uint32_t> over_{0};  // jobs that are over
   std::atomic<uint32_t> news_{0};  // changes when sleepers should look again
-  std::atomic<int> sleepers_{0};   // threads that sleep on `news_`, or are about to
+  std::atomic<bool> has_sleepers_{false};  // threads may sleep on `news_`, or are about to, and nobody has woken them
   std::atomic<bool> stop_{false};
   uint32_t started_ = 0;  // jobs
   std::vector<std::thread> threads_;
