@@ -3,7 +3,7 @@
 SETUP := $(or $(PYTHON),python3) tools/setup.py $(if $(PYTHON),--this-python)
 BIN := .venv/bin
 
-.PHONY: setup runtime demo test test-full test-latest lock lint types verify sanitize test-arm64 clean
+.PHONY: setup runtime demo test test-full test-latest lock lint types verify sanitize race test-arm64 clean
 
 setup:
 	@$(SETUP)
@@ -72,6 +72,13 @@ lint-image:
 #     apt-get install qemu-user g++-aarch64-linux-gnu
 test-arm64: setup
 	$(BIN)/python tools/arm64.py
+
+# The thread pool's trial under the thread sanitizer, a program of its own. setarch: gcc 12's wants a plain address space.
+race:
+	mkdir -p build
+	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -pthread native/thread_pool.cpp native/pool_stress.cpp native/pool_race.cpp \
+	    -o build/race
+	setarch -R build/race
 
 clean:
 	rm -rf build .venv .venv-newest
