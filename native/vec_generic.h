@@ -104,12 +104,6 @@ static inline void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
   odd = each_lane([&](int i) { return float_of(static_cast<uint32_t>(p[2 * i + 1]) << 16); });
 }
 
-// One pair of bf16 in all lanes.
-static inline void broadcast_pair(const uint16_t* p, Vec& even, Vec& odd) {
-  even = broadcast(float_of(static_cast<uint32_t>(p[0]) << 16));
-  odd = broadcast(float_of(static_cast<uint32_t>(p[1]) << 16));
-}
-
 // To the nearest bf16 (ties to even), still as fp32; NaN becomes the quiet NaN.
 static inline Vec round_to_bf16(Vec x) {
   return each_lane([&](int i) {
@@ -226,6 +220,14 @@ static inline Ints dot(Codes w, Quad x, Ints sum) {
   return sum;
 }
 
+// The same of codes below 16, at most 8 times before the sums are widened: sum + what the small ones amount to.
+using Bytes = Quad;
+using SmallSums = Ints;
+static inline Bytes load_bytes(const int8_t* x) { return load_quad(x); }
+static inline SmallSums small_sums(Ints sum) { return sum; }
+static inline SmallSums dot_small(Codes w, Bytes x, SmallSums sum) { return dot(w, x, sum); }
+static inline Ints widened(SmallSums small, Ints) { return small; }
+
 // Of each output's four bytes: the lowest as a signed number, and all of them one place further down.
 static inline Ints lowest_bytes(Codes x) {
   Ints r;
@@ -259,6 +261,8 @@ static inline Ints multiply_add(Ints a, Ints b, Ints sum) {
   return sum;
 }
 
-constexpr int kRowsF32 = 2, kRowsBf16 = 1, kBlocksFloat = 2, kRowsQuant = 1, kBlocksQuant = 1, kQueries = 4;
+constexpr int kRowsF32 = 2, kRowsBf16 = 1, kBlocksFloat = 2, kBlocksBf16 = 2, kRowsQuant = 1, kBlocksQuant = 1;
+constexpr int kManyRows = 2, kManyBlocks = 1, kManyWholeBlocks = 1, kQueries = 4;
+constexpr bool kWidens = false;  // whether inputs of 8-bit codes are widened first (kernels_quant_rows.h)
 
 }  // namespace ridgeline::RIDGELINE_ISA
