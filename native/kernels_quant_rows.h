@@ -1,4 +1,4 @@
-// The products of kernels_quant.h cut for many rows: kManyRows inputs by some output blocks add up in registers, so that
+// The products of kernels_quant.h cut for many rows: some inputs by some output blocks add up in registers, so that
 // weights are unpacked once for all of them. The sums are the same exact integers, so the bits are too.
 //
 // Where a dot product of bytes is one instruction, inputs are read as they are, and few rows go by kernels_quant.h, which
@@ -172,7 +172,7 @@ class RowSlab {
   Ints open_[2 * kSlab][R];
 };
 
-template <int kBits, int kStep, int B, int R = kManyRows>
+template <int kBits, int kStep, int B, int R>
 static void multiply_rows_left(const QuantMatmulArgs& a, int row, int rows, int block_begin, int block_end) {
   if (rows == R) {
     RowSlab<kBits, kStep, R, B>::multiply(a, row, block_begin, block_end);
@@ -181,14 +181,15 @@ static void multiply_rows_left(const QuantMatmulArgs& a, int row, int rows, int 
   }
 }
 
-template <int kBits, int kStep, int B>
+// R rows at a time, of which 0 means that kernels_quant.h is faster.
+template <int kBits, int kStep, int R, int B>
 static void multiply_rows(const QuantMatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
   int row = row_begin;
-  for (; row + kManyRows <= row_end; row += kManyRows)
-    RowSlab<kBits, kStep, kManyRows, B>::multiply(a, row, block_begin, block_end);
+  if constexpr (R > 0)
+    for (; row + R <= row_end; row += R) RowSlab<kBits, kStep, R, B>::multiply(a, row, block_begin, block_end);
   if (row == row_end) return;
   if constexpr (kWidens) {
-    multiply_rows_left<kBits, kStep, B>(a, row, row_end - row, block_begin, block_end);
+    multiply_rows_left<kBits, kStep, B, R - 1>(a, row, row_end - row, block_begin, block_end);
   } else {
     matmul_quant_few<kBits>(a, row, row_end, block_begin, block_end);
   }
@@ -196,9 +197,10 @@ static void multiply_rows(const QuantMatmulArgs& a, int row_begin, int row_end, 
 
 static void matmul_quant(const QuantMatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
   const bool wide_steps = a.group % 32 == 0;
-  const auto multiply = a.bits == 4 ? (wide_steps ? multiply_rows<4, 32, kManyBlocks> : multiply_rows<4, 16, kManyBlocks>)
-                        : a.num_groups == 1 ? multiply_rows<8, 16, kManyWholeBlocks>
-                                            : multiply_rows<8, 16, kManyBlocks>;
+  const auto multiply = a.bits == 4 ? (wide_steps ? multiply_rows<4, 32, kGroupRows, kGroupBlocks>
+                                                  : multiply_rows<4, 16, kGroupRows, kGroupBlocks>)
+                        : a.num_groups == 1 ? multiply_rows<8, 16, kWholeRows, kWholeBlocks>
+                                            : multiply_rows<8, 16, kGroupRows, kGroupBlocks>;
   multiply(a, row_begin, row_end, block_begin, block_end);
 }
 

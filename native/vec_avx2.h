@@ -205,6 +205,13 @@ static inline SmallSums small_sums(Ints sum) { return sum; }
 static inline SmallSums dot_small(Codes w, Bytes x, SmallSums sum) { return dot(w, x, sum); }
 static inline Ints widened(SmallSums small, Ints) { return small; }
 #else
+// A sum that has to be there before the next term is added: gcc would add up the terms of many steps in an order of its
+// own, and keep them all in memory until then.
+static inline __m256i in_turn(__m256i sum) {
+  asm("" : "+x"(sum));
+  return sum;
+}
+
 // vpmaddubsw would saturate: the even and the odd values are multiplied as 16-bit numbers instead
 struct Quad {
   __m256i even, odd;
@@ -217,7 +224,7 @@ static inline Ints dot(Codes w, Quad x, Ints sum) {
   const auto half = [&](__m256i codes, __m256i before) {
     const __m256i even = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(255)), x.even);
     const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), x.odd);
-    return _mm256_add_epi32(before, _mm256_add_epi32(even, odd));
+    return in_turn(_mm256_add_epi32(before, _mm256_add_epi32(even, odd)));
   };
   return {half(w.lo, sum.lo), half(w.hi, sum.hi)};
 }
@@ -238,8 +245,8 @@ struct SmallSums {
 static inline Bytes load_bytes(const int8_t* x) { return {four_bytes(x)}; }
 static inline SmallSums small_sums(Ints) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 static inline SmallSums dot_small(Codes w, Bytes x, SmallSums sum) {
-  return {_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, x.v)),
-          _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, x.v))};
+  return {in_turn(_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, x.v))),
+          in_turn(_mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, x.v)))};
 }
 static inline Ints widened(SmallSums small, Ints sum) {
   const __m256i ones = _mm256_set1_epi16(1);
@@ -287,6 +294,6 @@ static inline Ints multiply_add(Ints a, Ints b, Ints sum) {
 
 // Sixteen registers hold half as many pairs of registers.
 constexpr int kRowsF32 = 2, kBlocksFloat = 2, kRowsBf16 = 3, kBlocksBf16 = 1, kRowsQuant = 2, kBlocksQuant = 1;
-constexpr int kManyRows = kWidens ? 4 : 6, kManyBlocks = 1, kManyWholeBlocks = 1, kQueries = 3;
+constexpr int kGroupRows = kWidens ? 4 : 0, kGroupBlocks = 1, kWholeRows = kWidens ? 4 : 6, kWholeBlocks = 1, kQueries = 3;
 
 }  // namespace ridgeline::RIDGELINE_ISA

@@ -200,6 +200,13 @@ static inline SmallSums small_sums(Ints sum) { return sum; }
 static inline SmallSums dot_small(Codes w, Bytes x, SmallSums sum) { return dot(w, x, sum); }
 static inline Ints widened(SmallSums small, Ints) { return small; }
 #else
+// A sum that has to be there before the next term is added: gcc would add up the terms of many steps in an order of its
+// own, and keep them all in memory until then.
+static inline __m512i in_turn(__m512i sum) {
+  asm("" : "+v"(sum));
+  return sum;
+}
+
 // vpmaddubsw would saturate: the even and the odd values are multiplied as 16-bit numbers instead
 struct Quad {
   __m512i even, odd;
@@ -211,7 +218,7 @@ static inline Quad load_quad(const int8_t* x) {
 static inline Ints dot(Codes w, Quad x, Ints sum) {
   const __m512i even = _mm512_madd_epi16(_mm512_and_si512(w.v, _mm512_set1_epi16(255)), x.even);
   const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(w.v, 8), x.odd);
-  return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
+  return {in_turn(_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd)))};
 }
 
 constexpr bool kWidens = true;
@@ -233,7 +240,7 @@ struct SmallSums {
 static inline Bytes load_bytes(const int8_t* x) { return {four_bytes(x)}; }
 static inline SmallSums small_sums(Ints) { return {_mm512_setzero_si512()}; }
 static inline SmallSums dot_small(Codes w, Bytes x, SmallSums sum) {
-  return {_mm512_add_epi16(sum.v, _mm512_maddubs_epi16(w.v, x.v))};
+  return {in_turn(_mm512_add_epi16(sum.v, _mm512_maddubs_epi16(w.v, x.v)))};
 }
 static inline Ints widened(SmallSums small, Ints sum) {
   return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(small.v, _mm512_set1_epi16(1)))};
@@ -273,6 +280,6 @@ static inline Ints multiply_add(Ints a, Ints b, Ints sum) {
 
 // Register blocks: rows x blocks accumulators must fit in 32 registers beside the operands.
 constexpr int kRowsF32 = 6, kBlocksFloat = 4, kRowsBf16 = 6, kBlocksBf16 = 2, kRowsQuant = 4, kBlocksQuant = 1;
-constexpr int kManyRows = 6, kManyBlocks = 2, kManyWholeBlocks = kWidens ? 2 : 4, kQueries = 8;
+constexpr int kGroupRows = 6, kGroupBlocks = 2, kWholeRows = 6, kWholeBlocks = kWidens ? 2 : 4, kQueries = 8;
 
 }  // namespace ridgeline::RIDGELINE_ISA

@@ -262,7 +262,7 @@ static inline Ints multiply_add(Ints a, Ints b, Ints sum) {
 }
 
 constexpr int kRowsF32 = 2, kRowsBf16 = 1, kBlocksFloat = 2, kBlocksBf16 = 2, kRowsQuant = 1, kBlocksQuant = 1;
-constexpr int kManyRows = 2, kManyBlocks = 1, kManyWholeBlocks = 1, kQueries = 4;
+constexpr int kGroupRows = 2, kGroupBlocks = 1, kWholeRows = 2, kWholeBlocks = 1, kQueries = 4;
 constexpr bool kWidens = false;  // whether inputs of 8-bit codes are widened first (kernels_quant_rows.h)
 
 }  // namespace ridgeline::RIDGELINE_ISA
