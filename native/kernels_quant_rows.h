@@ -2,13 +2,26 @@
 // weights are unpacked once for all of them. The sums are the same exact integers, so the bits are too.
 //
 // Where a dot product of bytes is one instruction, inputs are read as they are, and few rows go by kernels_quant.h, which
-// waits less for memory. Elsewhere (kWidens) codes of 8 bits are multiplied as 16-bit numbers, to which inputs are
-// widened once for all blocks of a call; codes of 4 bits times bytes fit 16 bits, where they add up before they are
+// waits less for memory. Elsewhere (RIDGELINE_WIDENS) codes of 8 bits are multiplied as 16-bit numbers, to which inputs
+// are widened once for all blocks of a call; codes of 4 bits times bytes fit 16 bits, where they add up before they are
 // widened. That serves any number of rows.
 #pragma once
 #include "kernels_quant.h"
 
 namespace ridgeline::RIDGELINE_ISA {
+
+#ifdef RIDGELINE_WIDENS
+constexpr bool kWidens = true;
+#else
+constexpr bool kWidens = false;
+// Products of codes below 16, at most 8 on top of each other, and the sum to which they then belong.
+using Bytes = Quad;
+using SmallSums = Ints;
+static inline Bytes load_bytes(const int8_t* x) { return load_quad(x); }
+static inline SmallSums small_sums(Ints sum) { return sum; }
+static inline SmallSums dot_small(Codes w, Bytes x, SmallSums sum) { return dot(w, x, sum); }
+static inline Ints widened(SmallSums small, Ints) { return small; }
+#endif
 
 // Inner values whose inputs are widened at a time.
 constexpr int kInputChunk = kWidens ? 512 : 1 << 16;

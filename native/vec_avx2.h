@@ -196,14 +196,6 @@ static inline Quad load_quad(const int8_t* x) { return {four_bytes(x)}; }
 static inline Ints dot(Codes w, Quad x, Ints sum) {
   return {_mm256_dpbusd_avx_epi32(sum.lo, w.lo, x.v), _mm256_dpbusd_avx_epi32(sum.hi, w.hi, x.v)};
 }
-
-constexpr bool kWidens = false;
-using Bytes = Quad;
-using SmallSums = Ints;
-static inline Bytes load_bytes(const int8_t* x) { return load_quad(x); }
-static inline SmallSums small_sums(Ints sum) { return sum; }
-static inline SmallSums dot_small(Codes w, Bytes x, SmallSums sum) { return dot(w, x, sum); }
-static inline Ints widened(SmallSums small, Ints) { return small; }
 #else
 // A sum that has to be there before the next term is added: gcc would add up the terms of many steps in an order of its
 // own, and keep them all in memory until then.
@@ -229,7 +221,7 @@ static inline Ints dot(Codes w, Quad x, Ints sum) {
   return {half(w.lo, sum.lo), half(w.hi, sum.hi)};
 }
 
-constexpr bool kWidens = true;
+#define RIDGELINE_WIDENS  // see kernels_quant_rows.h
 static inline void widen_quads(const int8_t* x, int16_t* to) {  // of each four 0 2 1 3
   const __m128i order = _mm_set_epi8(15, 13, 14, 12, 11, 9, 10, 8, 7, 5, 6, 4, 3, 1, 2, 0);
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
@@ -294,6 +286,11 @@ static inline Ints multiply_add(Ints a, Ints b, Ints sum) {
 
 // Sixteen registers hold half as many pairs of registers.
 constexpr int kRowsF32 = 2, kBlocksFloat = 2, kRowsBf16 = 3, kBlocksBf16 = 1, kRowsQuant = 2, kBlocksQuant = 1;
-constexpr int kGroupRows = kWidens ? 4 : 0, kGroupBlocks = 1, kWholeRows = kWidens ? 4 : 6, kWholeBlocks = 1, kQueries = 3;
+#ifdef RIDGELINE_WIDENS
+constexpr int kGroupRows = 4, kWholeRows = 4;
+#else
+constexpr int kGroupRows = 0, kWholeRows = 6;  // beside the totals of groups, registers have no room for more sums
+#endif
+constexpr int kGroupBlocks = 1, kWholeBlocks = 1, kQueries = 3;
 
 }  // namespace ridgeline::RIDGELINE_ISA

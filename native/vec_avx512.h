@@ -191,14 +191,6 @@ struct Quad {
 };
 static inline Quad load_quad(const int8_t* x) { return {four_bytes(x)}; }
 static inline Ints dot(Codes w, Quad x, Ints sum) { return {_mm512_dpbusd_epi32(sum.v, w.v, x.v)}; }
-
-constexpr bool kWidens = false;
-using Bytes = Quad;
-using SmallSums = Ints;
-static inline Bytes load_bytes(const int8_t* x) { return load_quad(x); }
-static inline SmallSums small_sums(Ints sum) { return sum; }
-static inline SmallSums dot_small(Codes w, Bytes x, SmallSums sum) { return dot(w, x, sum); }
-static inline Ints widened(SmallSums small, Ints) { return small; }
 #else
 // A sum that has to be there before the next term is added: gcc would add up the terms of many steps in an order of its
 // own, and keep them all in memory until then.
@@ -221,7 +213,7 @@ static inline Ints dot(Codes w, Quad x, Ints sum) {
   return {in_turn(_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd)))};
 }
 
-constexpr bool kWidens = true;
+#define RIDGELINE_WIDENS  // see kernels_quant_rows.h
 static inline void widen_quads(const int8_t* x, int16_t* to) {  // of each four 0 2 1 3
   const __m128i order = _mm_set_epi8(15, 13, 14, 12, 11, 9, 10, 8, 7, 5, 6, 4, 3, 1, 2, 0);
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
@@ -280,6 +272,11 @@ static inline Ints multiply_add(Ints a, Ints b, Ints sum) {
 
 // Register blocks: rows x blocks accumulators must fit in 32 registers beside the operands.
 constexpr int kRowsF32 = 6, kBlocksFloat = 4, kRowsBf16 = 6, kBlocksBf16 = 2, kRowsQuant = 4, kBlocksQuant = 1;
-constexpr int kGroupRows = 6, kGroupBlocks = 2, kWholeRows = 6, kWholeBlocks = kWidens ? 2 : 4, kQueries = 8;
+#ifdef RIDGELINE_WIDENS
+constexpr int kWholeBlocks = 2;
+#else
+constexpr int kWholeBlocks = 4;
+#endif
+constexpr int kGroupRows = 6, kGroupBlocks = 2, kWholeRows = 6, kQueries = 8;
 
 }  // namespace ridgeline::RIDGELINE_ISA

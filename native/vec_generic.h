@@ -220,14 +220,6 @@ static inline Ints dot(Codes w, Quad x, Ints sum) {
   return sum;
 }
 
-// The same of codes below 16, at most 8 times before the sums are widened: sum + what the small ones amount to.
-using Bytes = Quad;
-using SmallSums = Ints;
-static inline Bytes load_bytes(const int8_t* x) { return load_quad(x); }
-static inline SmallSums small_sums(Ints sum) { return sum; }
-static inline SmallSums dot_small(Codes w, Bytes x, SmallSums sum) { return dot(w, x, sum); }
-static inline Ints widened(SmallSums small, Ints) { return small; }
-
 // Of each output's four bytes: the lowest as a signed number, and all of them one place further down.
 static inline Ints lowest_bytes(Codes x) {
   Ints r;
@@ -262,7 +254,7 @@ static inline Ints multiply_add(Ints a, Ints b, Ints sum) {
 }
 
 constexpr int kRowsF32 = 2, kRowsBf16 = 1, kBlocksFloat = 2, kBlocksBf16 = 2, kRowsQuant = 1, kBlocksQuant = 1;
-constexpr int kGroupRows = 2, kGroupBlocks = 1, kWholeRows = 2, kWholeBlocks = 1, kQueries = 4;
-constexpr bool kWidens = false;  // whether inputs of 8-bit codes are widened first (kernels_quant_rows.h)
+// Of kernels_quant_rows.h: rows by blocks of products in groups, and of whole rows.
+constexpr int kGroupRows = 0, kGroupBlocks = 1, kWholeRows = 0, kWholeBlocks = 1, kQueries = 4;
 
 }  // namespace ridgeline::RIDGELINE_ISA
