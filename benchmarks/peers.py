@@ -50,7 +50,9 @@ def main() -> None:
         setup.prepare(engine)
     if options.prepare:
         return
-    for run in _measure(setup, engines, options.part, options.rounds):  # kept after each round: a stop loses one
+    for run in _measure(
+        setup, engines, options.part, options.rounds, options.sizes
+    ):  # kept after each round: a stop loses one
         runs = results.record(RESULTS / "peers.json", run)
     _write_tables(runs)
     print(tables.document([run], {options.model: weights.MODELS[options.model]}))
@@ -63,6 +65,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", choices=weights.MODELS, default="smollm2")
     parser.add_argument("--peers", default="llamacpp,openvino,transformers,vllm", help="kinds, or " + ", ".join(PEERS))
     parser.add_argument("--dtypes", default="bf16", help="Ridgeline's, as in bf16,int8,int4,int8:int8 (dtype:kv_dtype)")
+    parser.add_argument(
+        "--sizes", type=_sizes, default=[], help="of the part, only cases of these sizes, as in 128,512"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--env", type=Path, default=cache, help="where the peers are installed")
@@ -79,6 +84,10 @@ def _options() -> argparse.Namespace:
     return options
 
 
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in text.split(",")]
+
+
 def _peers(wanted: str) -> list[Engine]:
     names = wanted.split(",") if wanted else []
     for name in names:
@@ -87,11 +96,13 @@ def _peers(wanted: str) -> list[Engine]:
     return [engine for engine in PEERS.values() if engine.kind in names or engine.name in names]
 
 
-def _measure(setup: Setup, engines: Sequence[Engine], part: str, rounds: int) -> Iterator[Run]:
+def _measure(setup: Setup, engines: Sequence[Engine], part: str, rounds: int, sizes: Sequence[int]) -> Iterator[Run]:
     """The run after each of its rounds."""
     run = _new_run(setup, engines, part)
+    if sizes:
+        run["sizes"] = list(sizes)
     with contextlib.ExitStack() as stack:
-        turns = [turn for engine in engines for turn in turns_of(part, setup, engine, stack)]
+        turns = [turn for engine in engines for turn in turns_of(part, setup, engine, stack, sizes)]
         for turn in turns:
             run["engines"][turn.engine.name]["version"] = turn.version
         for number in range(rounds):

@@ -7,6 +7,7 @@ A run is one part for one model with some engines in turns:
      "floors": {name: {case: value}},
      "samples": {name: {setting: {case: [value, ...]}}},
      "notes": ["..."],
+     "sizes": [128],  where only cases of these were measured
      "isa": "avx2",  where all engines were kept to an instruction set below the machine's
      "unfinished": true}  while rounds are still to come
 
@@ -100,7 +101,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def merged(runs: Sequence[Run], run: Run) -> list[Run]:
-    """`run` at the end, in place of an earlier one of the same part, model, instruction set and engines.
+    """`run` at the end, in place of an earlier one of the same part, sizes, model, instruction set and engines.
 
     An unfinished one replaces none that was finished: it may never be.
     """
@@ -112,7 +113,7 @@ def _replaces(run: Run, other: Run) -> bool:
 
 
 def _identity(run: Run) -> tuple[Any, ...]:
-    return (run["model"], run["part"], isa_of(run), sorted(run["engines"]))
+    return (run["model"], run["part"], isa_of(run), run.get("sizes"), sorted(run["engines"]))
 
 
 def figures(run: Run) -> dict[str, dict[str, Figure]]:
