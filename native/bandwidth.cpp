@@ -38,12 +38,17 @@ double read_bandwidth(size_t bytes, int num_threads, double seconds) {
   const size_t words = bytes / sizeof(uint64_t) / num_threads;
   std::fill_n(memory.as<uint64_t>(), bytes / sizeof(uint64_t), 1);
   ThreadPool pool(num_threads);
+  std::atomic<int> next{0};
   std::atomic<uint64_t> sink{0};  // keeps the reads from being optimized away
   double best = 0;
   const auto begin = Clock::now();
   do {
     const auto start = Clock::now();
-    pool.start([&](int i) { sink ^= read_all(memory.as<uint64_t>() + i * words, words); });
+    next = 0;
+    pool.start([&](int) {
+      for (int part; (part = next++) < num_threads;) sink ^= read_all(memory.as<uint64_t>() + part * words, words);
+      return true;
+    });
     pool.wait();
     const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
     best = std::max(best, static_cast<double>(words * num_threads * sizeof(uint64_t)) / elapsed);

@@ -10,6 +10,10 @@
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace ridgeline {
@@ -49,6 +53,23 @@ const char* amx_problem() {
     return "the operating system refuses this process the tiles' registers (arch_prctl; Linux 5.16 or newer grants them)";
   return nullptr;
 }
+#elif defined(__aarch64__)
+#if defined(__linux__)
+// Bits of AT_HWCAP and AT_HWCAP2 (Linux: Documentation/arch/arm64/elf_hwcaps.rst).
+bool has_dotprod() { return getauxval(AT_HWCAP) >> 20 & 1; }
+bool has_i8mm() { return getauxval(AT_HWCAP2) >> 13 & 1; }
+#elif defined(__APPLE__)
+bool has_feature(const char* name) {
+  int value = 0;
+  size_t bytes = sizeof value;
+  return sysctlbyname(name, &value, &bytes, nullptr, 0) == 0 && value == 1;
+}
+bool has_dotprod() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+bool has_i8mm() { return has_feature("hw.optional.arm.FEAT_I8MM"); }
+#else
+bool has_dotprod() { return false; }
+bool has_i8mm() { return false; }
+#endif
 #endif
 
 // Why `k` cannot run here; null: it can.
@@ -62,6 +83,11 @@ const char* problem(const Kernels* k) {
   if (!std::strcmp(k->name, "avx512")) return has_avx512() ? nullptr : "this CPU has no AVX-512 (F, BW, VL and DQ)";
   if (!std::strcmp(k->name, "avx2vnni")) return has_avx2vnni() ? nullptr : "this CPU has no AVX2 with AVX-VNNI";
   if (!std::strcmp(k->name, "avx2")) return has_avx2() ? nullptr : "this CPU has no AVX2 with FMA and F16C";
+#elif defined(__aarch64__)
+  const bool needs_i8mm = !std::strcmp(k->name, "i8mm");
+  if ((needs_i8mm || !std::strcmp(k->name, "neondot")) && !has_dotprod())
+    return "this CPU has no dot products of 8-bit integers (dotprod)";
+  if (needs_i8mm && !has_i8mm()) return "this CPU has no products of 8-bit matrices (i8mm)";
 #endif
   (void)k;
   return nullptr;
@@ -71,7 +97,7 @@ const char* problem(const Kernels* k) {
 std::vector<const Kernels*> all_kernels() {
   std::vector<const Kernels*> all;
   for (const Kernels* k : {kernels_amx(), kernels_avx512vnni(), kernels_avx512(), kernels_avx2vnni(), kernels_avx2(),
-                           kernels_generic()})
+                           kernels_i8mm(), kernels_neondot(), kernels_neon(), kernels_generic()})
     if (k) all.push_back(k);
   return all;
 }
@@ -79,13 +105,15 @@ std::vector<const Kernels*> all_kernels() {
 }  // namespace
 
 const Kernels& kernels_by_name(const char* name) {
+  std::string known;
   for (const Kernels* k : all_kernels()) {
+    known += std::string(known.empty() ? "" : ", ") + k->name;
     if (std::strcmp(k->name, name)) continue;
     if (const char* why = problem(k))
       throw std::invalid_argument(std::string("this CPU does not support the ISA path ") + name + ": " + why);
     return *k;
   }
-  throw std::invalid_argument(std::string("unknown ISA path '") + name + "': amx, avx512vnni, avx512, avx2vnni, avx2 or generic");
+  throw std::invalid_argument(std::string("unknown ISA path '") + name + "': this build has " + known);
 }
 
 const Kernels& choose_kernels() {

@@ -1,23 +1,17 @@
 #include "executor.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
 
 #include "checks.h"
-#include "executor_shares.h"
 
 namespace ridgeline {
 
 namespace {
 
 constexpr int kTasksPerThread = 8;  // of attention: with fewer, long contexts are split
-
-double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 void assign(std::vector<int32_t>& to, std::span<const int32_t> from) { to.assign(from.begin(), from.end()); }
 
@@ -166,61 +160,62 @@ void Executor::submit(const Step& step) {
   check(step);
   copy_plan(step);
   const size_t logit_blocks = ceil_div(static_cast<int>(logit_rows_.size()), kLogitRows);
-  num_loops_ = 1 + 2 * ops_.size() * (1 + logit_blocks) + logit_blocks;
-  const size_t counters = num_loops_ * pool_.size();
-  if (counters_.size() < counters) counters_ = std::vector<std::atomic<int>>(counters);
-  for (auto& c : counters_) c.store(0, std::memory_order_relaxed);
-  op_seconds_.resize(ops_.size());
+  loops_.reset(1 + 2 * ops_.size() * (1 + logit_blocks) + logit_blocks, profiling_);
   under_way_ = true;
   started_s_ = now_s();
-  pool_.start([this](int thread) { run(thread); });
+  pool_.start([this](int thread) { return run(thread); });
 }
 
 const StepResult& Executor::wait() {
   require(under_way_, "no step is under way");
   pool_.wait();
   result_.duration_s = finished_s_ - started_s_;
+  if (profiling_) sum_loop_times();
   under_way_ = false;
   return result_;
 }
 
 // --- a step: on the pool's threads
 
-void Executor::run(int thread) {
-  Shares shares(*this, thread);
-  const auto run_timed = [&](size_t op, int rows, int first_logit_row) {
-    const double start = profiling_ && thread == 0 ? now_s() : 0;
-    run_op(shares, ops_[op], rows, first_logit_row);
-    if (profiling_ && thread == 0) op_seconds_[op] += now_s() - start;
-  };
+// False, here and in all that it calls: the step has ended without this thread.
+bool Executor::run(int thread) {
+  Shares shares(loops_, thread);
   const int rows = static_cast<int>(token_ids_.size()), logit_rows = static_cast<int>(logit_rows_.size());
-  compute_rotations(shares);
+  if (!compute_rotations(shares)) return false;
   size_t op = 0;
-  for (; op < ops_.size() && ops_[op].kind != Kind::kGather; ++op) run_timed(op, rows, 0);
+  for (; op < ops_.size() && ops_[op].kind != Kind::kGather; ++op)
+    if (!run_op(shares, op, rows, 0)) return false;
   for (int first = 0; first < logit_rows; first += kLogitRows) {
     const int block = std::min(kLogitRows, logit_rows - first);
-    for (size_t i = op; i < ops_.size(); ++i) run_timed(i, block, first);
-    report_rows(shares, ops_.back(), block, first);
+    for (size_t i = op; i < ops_.size(); ++i)
+      if (!run_op(shares, i, block, first)) return false;
+    shares.begin_op(-1);
+    if (!report_rows(shares, ops_.back(), block, first)) return false;
   }
   finished_s_ = now_s();
+  return true;
 }
 
-void Executor::run_op(Shares& shares, const Op& op, int rows, int first_logit_row) {
+bool Executor::run_op(Shares& shares, size_t index, int rows, int first_logit_row) {
+  const Op& op = ops_[index];
+  shares.begin_op(static_cast<int>(index));
   switch (op.kind) {
     case Kind::kEmbed: return embed(shares, op, rows);
-    case Kind::kNorm: return norm(shares, op, rows);
-    case Kind::kQuantize: return quantize(shares, op, rows);
+    case Kind::kNorm:
+    case Kind::kQuantize:
+      if (prepares_alone(rows)) return shares.prepare_later(static_cast<int>(index)), true;
+      return op.kind == Kind::kNorm ? norm(shares, op, rows) : quantize(shares, op, rows);
     case Kind::kMatmul:
     case Kind::kLogits: return matmul(shares, op, rows);
     case Kind::kRopeStore: return rope_store(shares, op);
     case Kind::kAttention: return attention(shares, op);
     case Kind::kGather: return gather(shares, op, rows, first_logit_row);
   }
+  return true;
 }
 
-void Executor::compute_rotations(Shares& shares) {
-  if (rotated_from_ == rotated_to_) return;
-  shares.run(rotated_to_ - rotated_from_, [&](int task) {
+bool Executor::compute_rotations(Shares& shares) {
+  return shares.run(rotated_to_ - rotated_from_, [&](int task) {
     const int position = rotated_from_ + task;
     float* cos = rotations_.data() + position * 2 * rotation_stride();
     for (size_t i = 0; i < shape_.inverse_frequencies.size(); ++i) {
@@ -237,7 +232,7 @@ KvLayer Executor::kv_layer(int layer) const {
   return {k, k + k_bytes, page_bytes(), head_bytes_.k, head_bytes_.v, shape_.num_kv_heads};
 }
 
-void Executor::rope_store(Shares& shares, const Op& op) {
+bool Executor::rope_store(Shares& shares, const Op& op) {
   const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
   const RopeArgs args{in.row(0),
                       in.stride,
@@ -255,10 +250,10 @@ void Executor::rope_store(Shares& shares, const Op& op) {
                       shape_.head_dim,
                       kv_layer(op.layer)};
   const auto kernel = kernels_.of(kv_format_).rope;
-  shares.run(static_cast<int>(page_rows_.size()), [&](int i) { kernel(args, page_rows_[i].begin, page_rows_[i].end); });
+  return shares.run(static_cast<int>(page_rows_.size()), [&](int i) { kernel(args, page_rows_[i].begin, page_rows_[i].end); });
 }
 
-void Executor::attention(Shares& shares, const Op& op) {
+bool Executor::attention(Shares& shares, const Op& op) {
   const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
   const AttentionArgs args{in.data(),
                            q_head_stride(),
@@ -272,20 +267,21 @@ void Executor::attention(Shares& shares, const Op& op) {
                            kv_layer(op.layer),
                            out.format};
   const auto kernel = kernels_.of(kv_format_).attend;
-  shares.run(static_cast<int>(attention_tasks_.size()), [&](int i) { kernel(args, attention_tasks_[i]); });
-  if (merge_tasks_.empty()) return;
-  shares.run(static_cast<int>(merge_tasks_.size()), [&](int i) { kernels_.merge_splits(args, merge_tasks_[i]); });
+  if (!shares.run(static_cast<int>(attention_tasks_.size()), [&](int i) { kernel(args, attention_tasks_[i]); }))
+    return false;
+  if (merge_tasks_.empty()) return true;
+  return shares.run(static_cast<int>(merge_tasks_.size()), [&](int i) { kernels_.merge_splits(args, merge_tasks_[i]); });
 }
 
-void Executor::gather(Shares& shares, const Op& op, int rows, int first_logit_row) {
+bool Executor::gather(Shares& shares, const Op& op, int rows, int first_logit_row) {
   const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
-  shares.run(rows, [&](int row) {
+  return shares.run(rows, [&](int row) {
     std::memcpy(out.row(row), in.row(logit_rows_[first_logit_row + row]), sizeof(float) * out.stride);
   });
 }
 
-void Executor::report_rows(Shares& shares, const Op& op, int rows, int first_logit_row) {
-  shares.run(rows, [&](int row) {
+bool Executor::report_rows(Shares& shares, const Op& op, int rows, int first_logit_row) {
+  return shares.run(rows, [&](int row) {
     report_row(first_logit_row + row, {kernels_, buffers_[op.out].row(row), logit_maxima(op, row), shape_.vocab});
   });
 }

@@ -6,6 +6,7 @@
 #pragma once
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "kv_format.h"
 #include "matrix.h"
 #include "sampler.h"
+#include "shared_loops.h"
 #include "thread_pool.h"
 
 namespace ridgeline {
@@ -21,7 +23,7 @@ namespace ridgeline {
 constexpr int kMaxTopLogprobs = 20;
 constexpr int kLogitRows = 64;  // logit rows that stand in memory at once
 constexpr int kNormRows = 8;    // rows that a thread normalizes, and quantizes, at a time
-constexpr int kOwnRows = 4;     // so few that each thread prepares products' inputs itself, which no barrier need follow
+constexpr int kOwnRows = 4;     // so few that each thread prepares products' inputs itself, so that no loop need end before
 constexpr int kTopBlocks = kTopIds / kLanes;  // blocks of the head's outputs that share a maximum
 
 struct ModelShape {
@@ -69,7 +71,7 @@ struct OpWork {
 class Executor {
  public:
   Executor(ModelShape shape, KvFormat kv_format, int num_pages, int max_rows, int num_sampler_slots,
-           int num_threads, const Kernels& kernels);
+           int num_threads, std::optional<int> niceness, const Kernels& kernels);
 
   // Building. Each returns the new thing's number; out-of-range numbers throw std::out_of_range.
   int add_buffer(int width, Format format, bool per_logit_row);
@@ -107,7 +109,7 @@ class Executor {
   const StepResult& wait();
 
   // Where the time goes: seconds per op of the program, summed over steps; waiting for the slowest thread included.
-  void profile(bool on) { profiling_ = on; }
+  void profile(bool on);
   std::vector<double> op_seconds() const { return op_seconds_; }
   std::vector<OpWork> op_works() const;
 
@@ -153,8 +155,7 @@ class Executor {
     int begin, end;
   };
 
-  class Shares;
-
+  bool still_stands(int prepared) const;
   void require_product(int source, int matrix, int out, int column, Epilogue epilogue) const;
   void check(const Step& step) const;
   void copy_plan(const Step& step);
@@ -162,25 +163,27 @@ class Executor {
   void list_attention_tasks();
   void split_attention_tasks();
   void extend_rotations();
-  void run(int thread);
-  void run_op(Shares& shares, const Op& op, int rows, int first_logit_row);
-  void compute_rotations(Shares& shares);
-  void embed(Shares& shares, const Op& op, int rows);
-  void norm(Shares& shares, const Op& op, int rows);
+  bool run(int thread);
+  bool run_op(Shares& shares, size_t index, int rows, int first_logit_row);
+  bool compute_rotations(Shares& shares);
+  bool embed(Shares& shares, const Op& op, int rows);
+  bool norm(Shares& shares, const Op& op, int rows);
   void norm_rows(const Op& op, float* scratch, int row_begin, int row_end, int to_row);
   bool prepares_alone(int rows) const;
-  void quantize(Shares& shares, const Op& op, int rows);
+  void prepare(Shares& shares, int rows);
+  void prepare_own_rows(const Op& op, int thread, int rows);
+  bool quantize(Shares& shares, const Op& op, int rows);
   QuantizeArgs quantize_args(const Buffer& out, int first_row) const;
-  void matmul(Shares& shares, const Op& op, int rows);
+  bool matmul(Shares& shares, const Op& op, int rows);
   template <class Args>
-  void run_product(Shares& shares, const Op& op, const Args& args, ProductKernel<Args> kernel, int rows,
+  bool run_product(Shares& shares, const Op& op, const Args& args, ProductKernel<Args> kernel, int rows,
                    size_t row_bytes);
   void keep_maxima(const Op& op, int rows, int begin, int end);
   float* logit_maxima(const Op& op, int row) const;
-  void rope_store(Shares& shares, const Op& op);
-  void attention(Shares& shares, const Op& op);
-  void gather(Shares& shares, const Op& op, int rows, int first_logit_row);
-  void report_rows(Shares& shares, const Op& op, int rows, int first_logit_row);
+  bool rope_store(Shares& shares, const Op& op);
+  bool attention(Shares& shares, const Op& op);
+  bool gather(Shares& shares, const Op& op, int rows, int first_logit_row);
+  bool report_rows(Shares& shares, const Op& op, int rows, int first_logit_row);
   void report_row(int row, const Logits& logits);
   void report_token(int row, const Logits& logits, int token, int num_top);
   KvLayer kv_layer(int layer) const;
@@ -188,6 +191,7 @@ class Executor {
     return token_ids_.size() * (shape_.num_heads / shape_.num_kv_heads) * shape_.head_dim;
   }
   size_t rotation_stride() const { return (shape_.inverse_frequencies.size() + kLanes - 1) / kLanes * kLanes; }
+  void sum_loop_times();
   double row_bytes(int buffer) const;
   OpWork product_work(const char* kind, const Op& op) const;
   OpWork row_work(const char* kind, std::initializer_list<int> buffers) const;
@@ -228,11 +232,10 @@ class Executor {
   std::atomic<double> finished_s_{0};
 
   bool profiling_ = false;
-  std::vector<double> op_seconds_;  // [ops], written by thread 0
+  std::vector<double> op_seconds_;  // [ops]
 
-  size_t num_loops_ = 0;                    // of a step, at most
-  std::vector<std::atomic<int>> counters_;  // one per thread and shared loop, reset while the pool rests
-  ThreadPool pool_;                         // last: its threads use everything above
+  SharedLoops loops_{pool_};
+  ThreadPool pool_;  // last: its threads use everything above
 };
 
 }  // namespace ridgeline

@@ -1,4 +1,5 @@
 // Building an executor, its memory and its pages; running it is in executor.cpp.
+#include <algorithm>
 #include <cstring>
 
 #include "checks.h"
@@ -15,7 +16,7 @@ void reserve(Memory& memory, size_t bytes) {
 }  // namespace
 
 Executor::Executor(ModelShape shape, KvFormat kv_format, int num_pages, int max_rows, int num_sampler_slots,
-                   int num_threads, const Kernels& kernels)
+                   int num_threads, std::optional<int> niceness, const Kernels& kernels)
     : shape_(std::move(shape)),
       kv_format_(kv_format),
       num_pages_(num_pages),
@@ -24,7 +25,7 @@ Executor::Executor(ModelShape shape, KvFormat kv_format, int num_pages, int max_
       scratch_(num_threads),
       head_bytes_(kv_head_bytes(kv_format, shape_.head_dim)),
       sampler_(num_sampler_slots),
-      pool_(num_threads) {
+      pool_(num_threads, niceness) {
   require(shape_.head_dim <= kMaxHeadDim, "head_dim " + std::to_string(shape_.head_dim) + " is above " +
                                               std::to_string(kMaxHeadDim) + ", the largest that attention supports");
   require(num_pages >= 2, "a pool needs the null page and at least one more");
@@ -132,6 +133,16 @@ void Executor::require_product(int source, int matrix, int out, int column, Epil
   } else {
     require(in.format == m.format(), "source and matrix have other formats");
   }
+  require(!in.prepared || still_stands(source), "what the product's source was prepared from has been overwritten since");
+}
+
+// Whether no op has written to what `prepared` was made from, since it was: threads make it as late as in the product.
+bool Executor::still_stands(int prepared) const {
+  const auto writes = [](const Op& op, int buffer) {
+    return op.out == buffer || std::find(op.outs.begin(), op.outs.end(), buffer) != op.outs.end();
+  };
+  const auto maker = std::find_if(ops_.rbegin(), ops_.rend(), [&](const Op& op) { return writes(op, prepared); });
+  return std::none_of(ops_.rbegin(), maker, [&](const Op& op) { return writes(op, maker->source); });
 }
 
 void Executor::add_rope_store(int layer, int source, int out, int q_norm, int k_norm) {

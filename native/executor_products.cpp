@@ -4,7 +4,6 @@
 
 #include "checks.h"
 #include "executor.h"
-#include "executor_shares.h"
 #include "product_tasks.h"
 
 namespace ridgeline {
@@ -16,18 +15,21 @@ constexpr int kRowsInParts = 96;  // of a product that waits for its weights: ea
 }  // namespace
 
 template <class Args>
-void Executor::run_product(Shares& shares, const Op& op, const Args& args, ProductKernel<Args> kernel, int rows,
+bool Executor::run_product(Shares& shares, const Op& op, const Args& args, ProductKernel<Args> kernel, int rows,
                            size_t row_bytes) {
   if (op.kind == Kind::kLogits)
     return shares.run_in_parts(ceil_div(args.num_blocks, kTopBlocks), 1, [&](int begin, int end) {
+      prepare(shares, rows);
       kernel(args, 0, rows, begin * kTopBlocks, std::min(end * kTopBlocks, args.num_blocks));
       keep_maxima(op, rows, begin, end);
     });
   if (rows <= kRowsInParts)
-    return shares.run_in_parts(args.num_blocks, ProductTasks::kBlocks,
-                               [&](int begin, int end) { kernel(args, 0, rows, begin, end); });
+    return shares.run_in_parts(args.num_blocks, ProductTasks::kBlocks, [&](int begin, int end) {
+      prepare(shares, rows);
+      kernel(args, 0, rows, begin, end);
+    });
   const ProductTasks tasks(rows, args.num_blocks, row_bytes);
-  shares.run(tasks.count(), [&](int task) { tasks.run(task, args, kernel); });
+  return shares.run(tasks.count(), [&](int task) { tasks.run(task, args, kernel); });
 }
 
 // Of logits that were just written, and are still in the cache. Padding is no token.
@@ -41,28 +43,49 @@ void Executor::keep_maxima(const Op& op, int rows, int begin, int end) {
   }
 }
 
-void Executor::embed(Shares& shares, const Op& op, int rows) {
+bool Executor::embed(Shares& shares, const Op& op, int rows) {
   const Matrix& m = matrices_[op.matrix];
   const Buffer& out = buffers_[op.out];
-  shares.run(rows, [&](int row) {
+  return shares.run(rows, [&](int row) {
     m.unpack_row(token_ids_[row], out.row(row));
     // products that are added to a row also write its padding, where one that is not finite would stay
     std::fill(out.row(row) + m.inner(), out.row(row) + out.stride, 0.0f);
   });
 }
 
-void Executor::norm(Shares& shares, const Op& op, int rows) {
+bool Executor::norm(Shares& shares, const Op& op, int rows) {
   float* scratch = scratch_[shares.thread()].as<float>();
-  if (prepares_alone(rows)) return norm_rows(op, scratch, 0, rows, shares.thread() * kOwnRows);
-  shares.run(ceil_div(rows, kNormRows), [&](int task) {
+  return shares.run(ceil_div(rows, kNormRows), [&](int task) {
     const int begin = task * kNormRows;
     norm_rows(op, scratch, begin, std::min(rows, begin + kNormRows), begin);
   });
 }
 
-// Whether each thread prepares the inputs of products for itself, in the buffer's rows from kOwnRows * thread on.
+// Whether each thread prepares the inputs of products for itself, in the buffer's rows from kOwnRows * thread on, when
+// it gets its first task of them. The op's own input still stands then, as require_product makes sure.
 bool Executor::prepares_alone(int rows) const {
   return rows <= kOwnRows && kOwnRows * pool_.size() <= std::min(max_rows_, kLogitRows);
+}
+
+// Before a task of a product: what this thread put off.
+void Executor::prepare(Shares& shares, int rows) {
+  const int op = shares.take_preparation();
+  if (op < 0) return;
+  const double start_s = profiling_ ? now_s() : 0;
+  prepare_own_rows(ops_[op], shares.thread(), rows);
+  if (profiling_) shares.note_preparation(op, now_s() - start_s);
+}
+
+void Executor::prepare_own_rows(const Op& op, int thread, int rows) {
+  float* scratch = scratch_[thread].as<float>();
+  const int first = thread * kOwnRows;
+  if (op.kind == Kind::kNorm) return norm_rows(op, scratch, 0, rows, first);
+  const Buffer& in = buffers_[op.source];
+  QuantizeArgs args = quantize_args(buffers_[op.out], first);
+  args.input = scratch;
+  args.input_stride = in.stride;
+  std::copy_n(in.row(0), rows * in.stride, args.input);  // others read these rows, which a transform would change
+  kernels_.quantize(args, 0, rows);
 }
 
 void Executor::norm_rows(const Op& op, float* scratch, int row_begin, int row_end, int to_row) {
@@ -114,28 +137,22 @@ QuantizeArgs Executor::quantize_args(const Buffer& out, int first_row) const {
   return args;
 }
 
-void Executor::quantize(Shares& shares, const Op& op, int rows) {
+bool Executor::quantize(Shares& shares, const Op& op, int rows) {
   const Buffer& in = buffers_[op.source];
-  if (prepares_alone(rows)) {
-    QuantizeArgs args = quantize_args(buffers_[op.out], shares.thread() * kOwnRows);
-    args.input = scratch_[shares.thread()].as<float>();
-    args.input_stride = in.stride;
-    std::copy_n(in.row(0), rows * in.stride, args.input);  // others read these rows, which a transform would change
-    return kernels_.quantize(args, 0, rows);
-  }
   QuantizeArgs args = quantize_args(buffers_[op.out], 0);
   args.input = in.row(0);
   args.input_stride = in.stride;
   constexpr int kRows = 4;
-  shares.run(ceil_div(rows, kRows),
-             [&](int task) { kernels_.quantize(args, task * kRows, std::min(rows, (task + 1) * kRows)); });
+  return shares.run(ceil_div(rows, kRows),
+                    [&](int task) { kernels_.quantize(args, task * kRows, std::min(rows, (task + 1) * kRows)); });
 }
 
-void Executor::matmul(Shares& shares, const Op& op, int rows) {
+bool Executor::matmul(Shares& shares, const Op& op, int rows) {
   const Matrix& m = matrices_[op.matrix];
   const Buffer &in = buffers_[op.source], &out = buffers_[op.out];
   const int blocks = op.epilogue == Epilogue::kSiluMul ? m.num_blocks() / 2 : m.num_blocks();
   const size_t first = in.prepared && prepares_alone(rows) ? shares.thread() * kOwnRows : 0;
+  if (!in.prepared) shares.prepare_later(-1);  // what products were for of which this thread got no task
   const float* bias = op.vector < 0 ? nullptr : vectors_[op.vector].as<float>();
   if (m.is_quantized()) {
     QuantMatmulArgs args = quant_matmul_args(m);
@@ -155,7 +172,7 @@ void Executor::matmul(Shares& shares, const Op& op, int rows) {
   void* to = out.memory.as<char>() + op.column * element_bytes(out.format);
   const MatmulArgs args{in.memory.as<char>() + first * in.stride * element_bytes(in.format), in.stride, m.data(), m.padded_inner(), blocks, bias, to, out.stride, op.epilogue,
                         out.format};
-  run_product(shares, op, args, m.format() == Format::kBf16 ? kernels_.matmul_bf16 : kernels_.matmul_f32, rows,
+  return run_product(shares, op, args, m.format() == Format::kBf16 ? kernels_.matmul_bf16 : kernels_.matmul_f32, rows,
               in.stride * element_bytes(in.format));
 }
 

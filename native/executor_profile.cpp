@@ -16,6 +16,23 @@ std::string format_name(const Matrix& m) {
 
 }  // namespace
 
+void Executor::profile(bool on) {
+  require(!under_way_, "a step is under way");
+  profiling_ = on;
+  op_seconds_.resize(ops_.size());
+}
+
+// From the end of one loop to that of the next, so that the ops' times sum to the step's.
+void Executor::sum_loop_times() {
+  double before_s = started_s_;
+  for (const LoopTime& time : loops_.times()) {
+    if (time.end_s == 0) continue;  // without tasks
+    if (time.op >= 0) op_seconds_[time.op] += time.end_s - before_s - time.prepare_s;
+    if (time.prepared_op >= 0) op_seconds_[time.prepared_op] += time.prepare_s;
+    before_s = time.end_s;
+  }
+}
+
 double Executor::row_bytes(int buffer) const {
   const Buffer& b = buffers_.at(buffer);
   if (b.is_quantized()) {

@@ -206,5 +206,8 @@ const Kernels* kernels_avx2vnni();  // avx2's, but dot products of 8-bit integer
 const Kernels* kernels_avx512();
 const Kernels* kernels_avx512vnni();  // avx512's, but dot products of 8-bit integers in one instruction
 const Kernels* kernels_amx();         // avx512vnni's, but matrix products by tiles: the same bits
+const Kernels* kernels_neon();        // arm64
+const Kernels* kernels_neondot();     // neon's, but dot products of 8-bit integers in one instruction
+const Kernels* kernels_i8mm();        // neondot's, but of unsigned with signed ones, and products of matrices 2 x 8
 
 }  // namespace ridgeline

@@ -129,7 +129,8 @@ static inline void add_output(float* out, Vec high, Vec low, float weight_scale)
   store(out, fma(both_digits(high, low), broadcast(weight_scale), load(out)));
 }
 
-// By products of unsigned with signed bytes: a code's sign bit is flipped, which adds 128 to it.
+// By products of unsigned with signed bytes: a code's sign bit is flipped, which adds 128 to it. Where both are signed,
+// there is nothing to flip.
 struct Int8ByVec {
   using Element = float;
   using Inputs = DigitQueries;
@@ -139,7 +140,7 @@ struct Int8ByVec {
 
   static void score(const DigitQueries& o, Block<float>& b, int num_queries, Keys keys) {
     int32_t extra[kDigitRows];
-    for (int i = 0; i < 2 * num_queries; ++i) extra[i] = -128 * sum(o.row(i), o.stride);
+    for (int i = 0; i < 2 * num_queries; ++i) extra[i] = -kFlip * sum(o.row(i), o.stride);
     for (int key = keys.begin; key < keys.end; key += kLanes) {
       const uint8_t* codes = key_codes(o.a, o.t, key);
       const Vec scales = load(key_scales(o.a, o.t, key));
@@ -158,7 +159,8 @@ struct Int8ByVec {
       const DigitWeights w(o, b, first, count, keys);
       for (int i = 0; i < count; ++i) {
         const int8_t *high_digits = w.digits[2 * i], *low_digits = w.digits[2 * i + 1];
-        const int32_t extra_high = -128 * sum(high_digits, kBlockKeys), extra_low = -128 * sum(low_digits, kBlockKeys);
+        const int32_t extra_high = -kFlip * sum(high_digits, kBlockKeys);
+        const int32_t extra_low = -kFlip * sum(low_digits, kBlockKeys);
         for (int d = 0; d < state.padded_dim; d += kLanes) {
           Ints high = broadcast_int(extra_high), low = broadcast_int(extra_low);
           for (int key = keys.begin; key < keys.end; key += kPageSize) {
@@ -172,6 +174,8 @@ struct Int8ByVec {
   }
 
  private:
+  static constexpr int kFlip = kSignedDot ? 0 : 128;
+
   static int32_t sum(const int8_t* digits, int count) {
     int32_t total = 0;
     for (int i = 0; i < count; ++i) total += digits[i];
@@ -181,13 +185,13 @@ struct Int8ByVec {
   static inline void add_products(const uint8_t* codes, const int8_t* high_digits, const int8_t* low_digits, int count,
                                   Ints& high, Ints& low) {
     for (int k = 0; k < count; k += 4) {
-      const Codes four = flip_signs(load_codes(codes + k * kLanes));
+      const Codes packed = load_codes(codes + k * kLanes), four = kSignedDot ? packed : flip_signs(packed);
       high = dot(four, load_quad(high_digits + k), high);
       low = dot(four, load_quad(low_digits + k), low);
     }
   }
 };
 
-static void attend_int8(const AttentionArgs& a, const AttentionTask& t) { attend<Int8ByVec>(a, t); }
+[[maybe_unused]] static void attend_int8(const AttentionArgs& a, const AttentionTask& t) { attend<Int8ByVec>(a, t); }
 
 }  // namespace ridgeline::RIDGELINE_ISA

@@ -61,6 +61,7 @@ struct QuantProduct {
   using Args = QuantMatmulArgs;
   static constexpr int kRows = kRowsQuant, kBlocks = kBlocksQuant;
   static constexpr int kLineBytes = 4 * kLanes, kLines = kStep * kBits / 32;
+  static constexpr int kFlip = kSignedDot && kBits == 8 ? 128 : 0;  // what codes lack as signed bytes
 
   template <int R, int B>
   static inline void run(const Args& a, int row, const int (&blocks)[B], Vec (&total)[R][B]) {
@@ -73,7 +74,7 @@ struct QuantProduct {
     for (int group = 0; group < a.num_groups; ++group) {
       Ints sum[R][B], second[R][B];
       for (int r = 0; r < R; ++r) {
-        const Ints offset = broadcast_int(-a.zero * a.input_sums[of_row(a, row + r, group)]);
+        const Ints offset = broadcast_int((kFlip - a.zero) * a.input_sums[of_row(a, row + r, group)]);
         for (int b = 0; b < B; ++b) {
           sum[r][b] = offset;
           second[r][b] = broadcast_int(0);
@@ -108,6 +109,7 @@ struct QuantProduct {
             second[r][b] = dot(high, load_quad(inputs + 4), second[r][b]);
           }
         } else {
+          if constexpr (kSignedDot) codes = flip_signs(codes);
           Ints(&to)[R][B] = line % 2 ? second : sum;
           for (int r = 0; r < R; ++r) to[r][b] = dot(codes, load_quad(x + r * a.input_stride + line * 4), to[r][b]);
         }

@@ -12,6 +12,7 @@
 #include "cpu.h"
 #include "executor.h"
 #include "kernel_tests.h"
+#include "pool_stress.h"
 #include "throughput.h"
 
 namespace nb = nanobind;
@@ -149,11 +150,12 @@ void bind_executor(nb::module_& m) {
       .def(
           "__init__",
           [](Executor* self, const ModelShape& shape, const std::string& kv_dtype, int num_pages, int max_rows,
-             int num_sampler_slots, int threads) {
+             int num_sampler_slots, int threads, std::optional<int> niceness) {
             new (self) Executor(shape, parse_kv_format(kv_dtype), num_pages, max_rows, num_sampler_slots, threads,
-                                choose_kernels());
+                                niceness, choose_kernels());
           },
-          "shape"_a, "kv_dtype"_a, "num_pages"_a, "max_rows"_a, "num_sampler_slots"_a, "threads"_a)
+          "shape"_a, "kv_dtype"_a, "num_pages"_a, "max_rows"_a, "num_sampler_slots"_a, "threads"_a,
+          "niceness"_a.none())
       .def(
           "add_buffer",
           [](Executor& e, int width, const std::string& format, bool per_logit_row) {
@@ -311,6 +313,8 @@ NB_MODULE(_native, m) {
 #else
   m.attr("compiler") = "gcc " __VERSION__;
 #endif
+  m.def("stress_pool", &ridgeline::stress_pool, "threads"_a, "jobs"_a, "loops"_a, "tasks"_a,
+        nb::call_guard<nb::gil_scoped_release>(), "A trial of the thread pool; raises where it did other work than asked.");
   m.def("read_bandwidth", &ridgeline::read_bandwidth, "num_bytes"_a, "threads"_a, "seconds"_a,
         nb::call_guard<nb::gil_scoped_release>(), "Bytes per second that `threads` threads read from `num_bytes`.");
   m.def(

@@ -31,6 +31,7 @@ double best_rate(int rows, const Matrix& matrix, int num_threads, double seconds
     const auto start = Clock::now();
     pool.start([&](int) {
       for (int task; (task = next.fetch_add(1)) < tasks.count();) tasks.run(task, args, kernel);
+      return true;
     });
     pool.wait();
     best = std::max(best, 2.0 * rows * matrix.inner() * matrix.outputs() / since(start));

@@ -183,6 +183,7 @@ static inline void split_nibbles(Codes pairs, Codes& low, Codes& high_16) {
   high_16 = {_mm256_andnot_si256(nibble, pairs.lo), _mm256_andnot_si256(nibble, pairs.hi)};
 }
 
+constexpr bool kSignedDot = false;
 static inline __m256i four_bytes(const void* x) {
   int32_t bytes;
   std::memcpy(&bytes, x, 4);

@@ -185,6 +185,7 @@ static inline __m512i four_bytes(const int8_t* x) {
   std::memcpy(&bytes, x, 4);
   return _mm512_set1_epi32(bytes);
 }
+constexpr bool kSignedDot = false;
 #ifdef __AVX512VNNI__
 struct Quad {
   __m512i v;

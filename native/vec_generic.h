@@ -214,6 +214,8 @@ static inline Quad load_quad(const int8_t* x) {
   std::memcpy(r.v, x, sizeof r.v);
   return r;
 }
+// Whether `dot` takes codes as signed bytes; else as unsigned ones.
+constexpr bool kSignedDot = false;
 // sum + the products of each output's four codes with the four inputs.
 static inline Ints dot(Codes w, Quad x, Ints sum) {
   for (int i = 0; i < 64; ++i) sum.v[i / 4] += w.v[i] * x.v[i % 4];

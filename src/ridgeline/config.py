@@ -29,6 +29,7 @@ class ModelConfig:
     head_dtype: str | None = None  # of the output matrix; None: as dtype
     kv_dtype: str | None = None  # None: as dtype
     threads: int | None = None  # None: the usable cores
+    priority: int | None = None  # niceness of the compute threads, -20 (before others) to 19; None: as the process
     weights: str = "checkpoint"  # checkpoint | random
     executor: str = "native"  # native | torch
     kv_memory: int | None = None  # bytes; None: from what the machine has free

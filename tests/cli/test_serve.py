@@ -27,6 +27,7 @@ def test_what_it_says_when_ready(tiny_model):
     assert [model["id"] for model in models["data"]] == ["tiny", "alias", "tiny-llama"]
     assert lines[1].startswith("model     tiny, alias, tiny-llama (")
     assert "context   256 tokens" in lines
+    assert "threads   1 (as given)" in lines
     assert "format    fp32, KV cache fp32" in lines
     assert len([line for line in lines if line.startswith("faster    --dtype int8 or int4: ")]) == 1
     assert re.search(

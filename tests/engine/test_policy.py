@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from engine_runs import Client, make_request
 from ridgeline.config import EngineConfig
 from ridgeline.engine.policy import MAX_OVERTAKEN, PrefillPacer, outranks, rank, reserved_pages, start_order
-from ridgeline.engine.request import Request
+from ridgeline.engine.request import FinishReason, Request, RequestMetrics
+from ridgeline.engine.stats import Counters
 
 
 def arrived(arrival: int, priority: int = 0) -> Request:
@@ -125,3 +127,26 @@ def test_only_steps_with_a_chunk_of_about_that_size_are_measured(chunk_lens: lis
 
 def test_a_given_budget_is_not_paced() -> None:
     assert pacer(max_batch_tokens=512).max_prefill_tokens(500, 1) == 500
+
+
+def test_a_step_that_a_stopped_process_slept_through_is_not_learned() -> None:
+    """SIGSTOP in the middle of a decode step: ten minutes of it must not look like what decoding costs."""
+    p, undisturbed = pacer(target_gap_s=0.1), pacer(target_gap_s=0.1)
+    for _ in range(20):
+        for each in (p, undisturbed):
+            each.observe([1, 1], 0.01)
+            each.observe([100, 1, 1], 0.06)
+    p.observe([1, 1], 600.0)
+    for each in (p, undisturbed):
+        each.observe([1, 1], 0.01)
+        each.observe([100, 1, 1], 0.06)
+    assert p.max_prefill_tokens(10_000, 2) < 1.5 * undisturbed.max_prefill_tokens(10_000, 2)
+
+
+def test_a_request_that_was_stopped_for_long_hardly_moves_retry_after() -> None:
+    counters = Counters()
+    for e2e_s in (1.0, 1.0, 3600.0):
+        counters.on_end(
+            FinishReason.STOP, RequestMetrics(**{field.name: 0 for field in fields(RequestMetrics)} | {"e2e_s": e2e_s})
+        )
+    assert counters.run_s < 3.0

@@ -153,6 +153,8 @@ def test_too_little_memory_is_refused_with_the_numbers(directory, monkeypatch, c
         ({"executor": "nativ"}, "nativ.*native"),
         ({"weights": "rndom"}, "rndom.*random"),
         ({"threads": 0}, "threads = 0"),
+        ({"priority": 20}, "priority = 20: -20"),
+        ({"priority": 5, "executor": "torch"}, "no threads to give a priority"),
         ({"context": 513}, "513.*512"),
         ({"context": 0}, "context = 0"),
     ],

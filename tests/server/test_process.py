@@ -120,6 +120,47 @@ def test_clients_that_leave_cost_a_real_engine_nothing(client: openai.OpenAI, pr
     assert health["free_pages"] + health["cached_pages"] == health["total_pages"]
 
 
+def test_a_server_that_is_stopped_and_continued_goes_on(client: openai.OpenAI, process: subprocess.Popen[str]) -> None:
+    """As by a debugger or a job control, wherever in a step it happens; nothing hangs, nothing is lost."""
+    fields = {"model": "tiny", "prompt": "The sea", "max_tokens": 300, "seed": 3, "extra_body": {"ignore_eos": True}}
+    expected = client.completions.create(**fields).choices[0].text  # type: ignore[call-overload]
+    pieces: list[str] = []
+    for chunk in client.completions.create(**fields, stream=True):  # type: ignore[call-overload]
+        pieces.append(chunk.choices[0].text)
+        if len(pieces) % 20 == 1:
+            process.send_signal(signal.SIGSTOP)
+            _, status = os.waitpid(process.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+            process.send_signal(signal.SIGCONT)
+    assert "".join(pieces) == expected
+    assert httpx.get(f"{process.url}/health").status_code == 200  # type: ignore[attr-defined]
+
+
+def test_a_client_that_is_stopped_holds_up_nobody_and_gets_the_rest(
+    client: openai.OpenAI, process: subprocess.Popen[str]
+) -> None:
+    body = {"model": "tiny", "prompt": "The sea", "max_tokens": 400, "stream": True, "seed": 1, "ignore_eos": True}
+    reader = (
+        "import httpx\n"
+        f"with httpx.stream('POST', '{process.url}/v1/completions', json={body!r}, timeout={DEADLINE_S},\n"  # type: ignore[attr-defined]
+        "                  headers={'Authorization': 'Bearer secret'}) as reply:\n"
+        "    for line in reply.iter_lines():\n"
+        "        print(line, flush=True)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", reader], stdout=subprocess.PIPE, text=True) as stopped:
+        assert stopped.stdout is not None
+        first = stopped.stdout.readline()
+        stopped.send_signal(signal.SIGSTOP)
+        _, status = os.waitpid(stopped.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        other = client.completions.create(model="tiny", prompt="The sea", max_tokens=8, extra_body={"ignore_eos": True})
+        assert other.usage.completion_tokens == 8
+        stopped.send_signal(signal.SIGCONT)
+        rest, _ = stopped.communicate(timeout=DEADLINE_S)
+    assert "data: {" in first + rest
+    assert rest.rstrip().endswith("data: [DONE]")
+
+
 def test_errors_are_the_clients_own(client: openai.OpenAI, process: subprocess.Popen[str]) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=-1)

@@ -121,8 +121,24 @@ MODEL_OPTIONS: Group = {
         ModelConfig.context,
     ),
     "threads": (
-        _model(int | None, "--threads", "Compute threads; the usable cores unless given.", min=1),
+        _model(
+            int | None,
+            "--threads",
+            "Compute threads; unless given the usable cores, by affinity and control groups.",
+            min=1,
+        ),
         ModelConfig.threads,
+    ),
+    "priority": (
+        _model(
+            int | None,
+            "--priority",
+            "Niceness of the compute threads: 19 takes what others leave, -20 (root) goes first; as the process unless "
+            "given.",
+            min=-20,
+            max=19,
+        ),
+        ModelConfig.priority,
     ),
     "executor": (
         _model(Literal["native", "torch"], "--executor", "What computes; torch: plain PyTorch, slow, for comparison."),

@@ -8,12 +8,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CoreGrant:
+    """`cores` is at least 1; `reason` says what grants them."""
+
+    cores: int
+    reason: str
 
 
 def usable_cores(root: Path = Path("/")) -> int:
     """At least 1. `root` is where `proc` and `sys` are looked for."""
-    return max(1, int(min([affinity_cores(), *_quotas(root)])))
+    return core_grant(root).cores
+
+
+def core_grant(root: Path = Path("/")) -> CoreGrant:
+    """As `usable_cores`, with the reason."""
+    machine, allowed, quota = os.cpu_count() or 1, affinity_cores(), quota_cores(root)
+    if quota is not None and quota < allowed:
+        cores = max(1, int(quota))
+        return CoreGrant(cores, f"a control group's quota of {quota:.4g} cores, the machine has {machine}")
+    if allowed < machine:
+        return CoreGrant(allowed, f"this process may run on {allowed} of the machine's {machine} cores (affinity)")
+    return CoreGrant(allowed, f"all {allowed} cores" if allowed > 1 else "the machine's one core")
 
 
 def affinity_cores() -> int:
@@ -28,14 +48,10 @@ def quota_cores(root: Path = Path("/")) -> float | None:
 
 def _quotas(root: Path) -> Iterator[float]:
     """Cores granted by each limit above this process, for control groups of version 1 and 2."""
-    membership = root / "proc/self/cgroup"
-    if not membership.exists():  # not Linux
-        return
-    for line in membership.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":  # version 2: one hierarchy
+    for controllers, path in _memberships(root):
+        if not controllers:  # version 2: one hierarchy
             mount = root / "sys/fs/cgroup"
-        elif "cpu" in controllers.split(","):
+        elif "cpu" in controllers:
             mount = root / "sys/fs/cgroup/cpu"
         else:
             continue
@@ -56,3 +72,25 @@ def _quota(group: Path) -> float | None:
     else:
         return None
     return None if quota == "max" or int(quota) < 0 else int(quota) / int(period)
+
+
+def shares_by_session(root: Path = Path("/")) -> bool:
+    """Whether this process's session is a group to the scheduler (Linux, sched(7): autogroup). Niceness then counts
+    among processes of that session alone. Control groups of a processor share come before it."""
+    enabled = root / "proc/sys/kernel/sched_autogroup_enabled"
+    if not enabled.exists() or enabled.read_text().strip() != "1":
+        return False
+    return all(path == "/" for controllers, path in _memberships(root) if _holds_shares(controllers))
+
+
+def _memberships(root: Path) -> Iterator[tuple[list[str], str]]:
+    """Each control group of this process: its controllers (none: version 2) and its path."""
+    membership = root / "proc/self/cgroup"
+    if membership.exists():  # Linux
+        for line in membership.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            yield [name for name in controllers.split(",") if name], path
+
+
+def _holds_shares(controllers: list[str]) -> bool:
+    return not controllers or "cpu" in controllers

@@ -65,7 +65,7 @@ class PrefillPacer:
 
     MIN_TOKENS = 16
     ENOUGH_TOKENS = 256  # of prefill: more in one step are hardly faster per token
-    MAX_CHANGE = 2.0  # from one chunk to the next, so that a step that was disturbed misleads but the next few
+    MAX_CHANGE = 2.0  # from one step to the next, so that one that was disturbed, or slept through, misleads but a few
     SMOOTHING = 0.5  # weight of the newest step in the moving average
 
     def __init__(self, config: EngineConfig) -> None:
@@ -91,7 +91,8 @@ class PrefillPacer:
             return
         if num_prefill == 0:
             before_s = duration_s if self._decode_s is None else self._decode_s
-            self._decode_s = self.SMOOTHING * duration_s + (1 - self.SMOOTHING) * before_s
+            newest_s = min(duration_s, self.MAX_CHANGE * before_s)
+            self._decode_s = self.SMOOTHING * newest_s + (1 - self.SMOOTHING) * before_s
             self._num_decodes = num_decodes
         elif num_prefill >= self._num_tokens / self.MAX_CHANGE:  # the short end of a prompt says little
             shortest_s, longest_s = self._pause_bounds_s(duration_s, num_decodes)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from ridgeline.engine.request import FinishReason, Request, RequestMetrics
 from ridgeline.engine.scheduler import Scheduler
 
+_MAX_CHANGE = 10.0  # of a request's time from the average so far
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
@@ -86,7 +88,8 @@ class Counters:
 
     def on_end(self, reason: FinishReason, metrics: RequestMetrics) -> None:
         self.finished[reason] += 1
-        self.run_s += 0.1 * (metrics.e2e_s - metrics.queue_s - self.run_s)
+        run_s = min(metrics.e2e_s - metrics.queue_s, _MAX_CHANGE * self.run_s)  # it may have been stopped meanwhile
+        self.run_s += 0.1 * (run_s - self.run_s)
 
 
 def snapshot(counters: Counters, scheduler: Scheduler, *, num_submitted: int, now: float) -> EngineStats:

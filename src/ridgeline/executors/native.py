@@ -47,7 +47,8 @@ class NativeHandle:
 
 
 class NativeExecutor:
-    """Runs `program` on the CPU. `threads` is the number of compute threads, at least 1.
+    """Runs `program` on the CPU. `threads` is the number of compute threads, at least 1, `niceness` theirs alone;
+    None: as the process.
 
     Raises ConfigError for a dtype, page size or shape that the kernels do not have.
     """
@@ -67,6 +68,7 @@ class NativeExecutor:
         max_step_tokens: int = 2048,
         num_sampler_slots: int = 64,
         threads: int,
+        niceness: int | None = None,
         packed: PackedFile | None = None,
         progress: Callable[[str, float], None] | None = None,
     ) -> None:
@@ -85,8 +87,11 @@ class NativeExecutor:
                 max_rows=max_step_tokens,
                 num_sampler_slots=num_sampler_slots,
                 threads=threads,
+                niceness=niceness,
             )
-        except ValueError as error:  # an ISA path or a shape that the kernels do not have
+        except (
+            ValueError
+        ) as error:  # an ISA path or a shape that the kernels do not have, or threads that the system refuses
             raise ConfigError(f"the native executor cannot be built: {error}") from error
         self.arithmetic_id = f"native-{ARITHMETIC_VERSION}-{self._core.isa}-{_name(forms, dtype)}-{kv_dtype}"
         builder = Builder(self._core, program, forms, kv_dtype)

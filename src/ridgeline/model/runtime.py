@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ridgeline.config import ModelConfig, nearest
-from ridgeline.cost.cores import usable_cores
+from ridgeline.cost.cores import core_grant, shares_by_session
 from ridgeline.cost.memory import (
     PAGE_SIZE,
     available_memory,
@@ -65,6 +65,8 @@ class ModelRuntime:
     context_len: int
     kv_bytes_per_token: int
     generation_defaults: dict[str, Any]  # fields of SamplingParams that the checkpoint recommends
+    threads: int  # that compute
+    threads_reason: str  # why so many
     notices: tuple[str, ...]  # what was decided without being asked
 
     def close(self) -> None:
@@ -103,6 +105,7 @@ def load_runtime(
     options = {"dtype": dtype, "kv_dtype": kv_dtype, "num_pages": num_pages, "num_sampler_slots": num_sampler_slots}
     if (packed := packed_file(files, config, formats)) is not None:
         options["packed"] = packed
+    options["threads"], threads_reason = _choose_threads(config, notices)
     executor = _make_executor(program, weights, config, options, report, notices)
     report("ready", 1.0)
     return ModelRuntime(
@@ -120,6 +123,8 @@ def load_runtime(
         context_len=context_len,
         kv_bytes_per_token=kv_bytes_per_token(spec, kv_dtype),
         generation_defaults=generation_defaults(files),
+        threads=options["threads"],
+        threads_reason=threads_reason,
         notices=tuple(notices),
     )
 
@@ -215,6 +220,39 @@ def _choose_context_len(spec: ModelSpec, config: ModelConfig, num_pages: int, no
     return min(wanted, capacity)
 
 
+def _choose_threads(config: ModelConfig, notices: list[str]) -> tuple[int, str]:
+    """The number of compute threads, and in words why so many."""
+    grant = core_grant()
+    if config.threads is None:
+        return grant.cores, grant.reason
+    if config.threads < 1:
+        raise ConfigError(f"threads = {config.threads}: at least 1 is needed")
+    if config.threads > grant.cores:
+        notices.append(
+            f"{config.threads} threads take turns on {grant.cores} usable core{'s' * (grant.cores > 1)} "
+            f"({grant.reason}), which is slower; leave --threads out"
+        )
+    return config.threads, "as given"
+
+
+def _niceness(config: ModelConfig, notices: list[str]) -> dict[str, int]:
+    """The executor's option for `priority`, where it is given."""
+    if config.priority is None:
+        return {}
+    if not -20 <= config.priority <= 19:
+        raise ConfigError(f"priority = {config.priority}: -20 (before others) to 19 (what others leave)")
+    if config.executor != "native":
+        raise ConfigError(
+            f"the {config.executor} executor has no threads to give a priority", hint="use --executor native"
+        )
+    if shares_by_session():
+        notices.append(
+            f"priority {config.priority} counts within this session: between sessions this system shares equally first "
+            "(sched_autogroup); a niceness written to /proc/self/autogroup by its shell changes that share"
+        )
+    return {"niceness": config.priority}
+
+
 def _make_executor(
     program: Program,
     weights: Weights,
@@ -223,15 +261,13 @@ def _make_executor(
     report: Progress,
     notices: list[str],
 ) -> Executor:
-    if config.threads is not None and config.threads < 1:
-        raise ConfigError(f"threads = {config.threads}: at least 1 is needed")
     executor = _executor_class(config.executor)(
         program,
         weights,
         page_size=PAGE_SIZE,
         max_step_tokens=config.max_step_tokens,
-        threads=config.threads or usable_cores(),
         progress=report,
+        **_niceness(config, notices),
         **options,
     )
     notices += executor.notices

@@ -28,6 +28,7 @@ from ridgeline.server.admin import cache_tree, flush_cache
 from ridgeline.server.auth import METRICS_PATH, BearerAuth
 from ridgeline.server.bridge import Bridge
 from ridgeline.server.cache import EXPLAIN_HEADER
+from ridgeline.server.contention import tell_contention
 from ridgeline.server.errors import json_response, renamed
 from ridgeline.server.jobs import Envelope, Job, Prepare, prepare_chat, prepare_completion
 from ridgeline.server.replies import EventStream, whole_reply
@@ -189,7 +190,9 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     state: ServerState = app.state.server
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _start_loading(state)
+    contention = asyncio.create_task(tell_contention())
     yield
+    contention.cancel()
     state.is_shutting_down = True
     if state.served is not None:
         await asyncio.to_thread(state.served.engine.shutdown, 0.0)
