@@ -27,6 +27,17 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+// Older compilers do not know it by name.
+bool has_avx2vnni() {
+  constexpr unsigned kAvxVnni = 1u << 4;
+  unsigned a, b, c, d;
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kAvxVnni);
+}
+
 bool has_avx512vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
 // The CPU has tiles for bf16 and int8, and the kernel grants this process their registers (Linux:
@@ -70,11 +81,8 @@ const char* problem(const Kernels* k) {
   }
   if (!std::strcmp(k->name, "avx512vnni")) return has_avx512vnni() ? nullptr : "this CPU has no AVX-512 with VNNI";
   if (!std::strcmp(k->name, "avx512")) return has_avx512() ? nullptr : "this CPU has no AVX-512 (F, BW, VL and DQ)";
-  if (!std::strcmp(k->name, "avx2")) {
-    const bool has_all =
-        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    return has_all ? nullptr : "this CPU has no AVX2 with FMA and F16C";
-  }
+  if (!std::strcmp(k->name, "avx2vnni")) return has_avx2vnni() ? nullptr : "this CPU has no AVX2 with AVX-VNNI";
+  if (!std::strcmp(k->name, "avx2")) return has_avx2() ? nullptr : "this CPU has no AVX2 with FMA and F16C";
 #elif defined(__aarch64__)
   const bool needs_i8mm = !std::strcmp(k->name, "i8mm");
   if ((needs_i8mm || !std::strcmp(k->name, "neondot")) && !has_dotprod())
@@ -88,8 +96,8 @@ const char* problem(const Kernels* k) {
 // Those compiled for this architecture, fastest first.
 std::vector<const Kernels*> all_kernels() {
   std::vector<const Kernels*> all;
-  for (const Kernels* k : {kernels_amx(), kernels_avx512vnni(), kernels_avx512(), kernels_avx2(), kernels_i8mm(),
-                           kernels_neondot(), kernels_neon(), kernels_generic()})
+  for (const Kernels* k : {kernels_amx(), kernels_avx512vnni(), kernels_avx512(), kernels_avx2vnni(), kernels_avx2(),
+                           kernels_i8mm(), kernels_neondot(), kernels_neon(), kernels_generic()})
     if (k) all.push_back(k);
   return all;
 }

@@ -29,7 +29,7 @@ Format parse(const std::string& dtype) { return dtype == "bf16" ? Format::kBf16 
 
 std::vector<std::string> isas() {
   std::vector<std::string> names;
-  for (const char* name : {"generic", "avx2", "avx512", "avx512vnni", "amx", "neon", "neondot", "i8mm"}) try {
+  for (const char* name : {"generic", "avx2", "avx2vnni", "avx512", "avx512vnni", "amx", "neon", "neondot", "i8mm"}) try {
       names.push_back(kernels_by_name(name).name);
     } catch (const std::invalid_argument&) {  // not on this CPU
     }

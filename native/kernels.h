@@ -202,6 +202,7 @@ struct Kernels {
 
 const Kernels* kernels_generic();
 const Kernels* kernels_avx2();    // null when not compiled for this architecture
+const Kernels* kernels_avx2vnni();  // avx2's, but dot products of 8-bit integers in one instruction
 const Kernels* kernels_avx512();
 const Kernels* kernels_avx512vnni();  // avx512's, but dot products of 8-bit integers in one instruction
 const Kernels* kernels_amx();         // avx512vnni's, but matrix products by tiles: the same bits

@@ -5,14 +5,15 @@
 // to bf16). Products run over whole pages, which is why unwritten slots hold zeros. Which queries share a block only
 // decides how often a page is loaded.
 #pragma once
+#include "kernels_matmul.h"
 #include "kernels_softmax.h"
 
 namespace ridgeline::RIDGELINE_ISA {
 
-// A Path has: Element of pages and weights; kQueries that it takes at once; scores(a, query, page key and its place in
-// the block); accumulate(weights of a page, V, output).
+// A Path has: Element of pages, Weight of a block; scores(queries, 16 keys); accumulate(weights of a page, V, output).
 struct F32Attention {
   using Element = float;
+  using Weight = float;
 
   template <int Q>
   static inline void scores(const float* const (&q)[Q], const float* keys, int head_dim, Vec (&out)[Q]) {
@@ -32,34 +33,34 @@ struct F32Attention {
   }
 };
 
+// Queries and weights are bf16 values held as fp32, which a load broadcasts.
 struct Bf16Attention {
   using Element = uint16_t;
+  using Weight = Bf16AsFloat;
 
   template <int Q>
-  static inline void scores(const uint16_t* const (&q)[Q], const uint16_t* keys, int head_dim, Vec (&out)[Q]) {
+  static inline void scores(const float* const (&q)[Q], const uint16_t* keys, int head_dim, Vec (&out)[Q]) {
     for (int i = 0; i < Q; ++i) out[i] = zero();
     for (int tile = 0; tile < head_dim; tile += kBf16Tile)
       add_tile<Q>(q, keys, tile, tile + kBf16Tile < head_dim ? tile + kBf16Tile : head_dim, out);
   }
 
   template <int Q>
-  static inline void accumulate(const uint16_t* const (&weights)[Q], const uint16_t* values, Vec (&out)[Q]) {
+  static inline void accumulate(const float* const (&weights)[Q], const uint16_t* values, Vec (&out)[Q]) {
     add_tile<Q>(weights, values, 0, kPageSize, out);
   }
 
  private:
   template <int Q>
-  static inline void add_tile(const uint16_t* const (&in)[Q], const uint16_t* packed, int begin, int end, Vec (&out)[Q]) {
+  static inline void add_tile(const float* const (&in)[Q], const uint16_t* packed, int begin, int end, Vec (&out)[Q]) {
     Vec even[Q], odd[Q];
     for (int i = 0; i < Q; ++i) even[i] = odd[i] = zero();
     for (int k = begin; k < end; k += 2) {
       Vec packed_even, packed_odd;
       load_pairs(packed + k * kLanes, packed_even, packed_odd);
       for (int i = 0; i < Q; ++i) {
-        Vec in_even, in_odd;
-        broadcast_pair(in[i] + k, in_even, in_odd);
-        even[i] = fma(in_even, packed_even, even[i]);
-        odd[i] = fma(in_odd, packed_odd, odd[i]);
+        even[i] = fma(broadcast(in[i][k]), packed_even, even[i]);
+        odd[i] = fma(broadcast(in[i][k + 1]), packed_odd, odd[i]);
       }
     }
     for (int i = 0; i < Q; ++i) out[i] = add(out[i], add(even[i], odd[i]));
@@ -85,12 +86,23 @@ struct Operands {
   }
 };
 
+// The same with queries in fp32.
+template <class Path>
+struct VecInputs : Operands<typename Path::Element> {
+  alignas(64) float queries[kMaxQueries * kMaxHeadDim];
+
+  VecInputs(const AttentionArgs& args, const AttentionTask& task) : Operands<typename Path::Element>{args, task} {
+    for (int i = 0; i < task.query_end - task.query_begin; ++i)
+      to_floats(this->query(i), args.head_dim, queries + i * args.head_dim);
+  }
+  const float* floats(int i) const { return queries + i * this->a.head_dim; }
+};
+
 // Queries first .. first + Q - 1 with the pages of a block: scores, or weights @ V onto the output.
 template <class Path, int Q>
-static inline void score_block(const Operands<typename Path::Element>& o, Block<typename Path::Element>& b, int first,
-                               Keys keys) {
-  const typename Path::Element* q[Q];
-  for (int i = 0; i < Q; ++i) q[i] = o.query(first + i);
+static inline void score_block(const VecInputs<Path>& o, Block<typename Path::Weight>& b, int first, Keys keys) {
+  const float* q[Q];
+  for (int i = 0; i < Q; ++i) q[i] = o.floats(first + i);
   for (int key = keys.begin; key < keys.end; key += kLanes) {
     Vec scores[Q];
     Path::template scores<Q>(q, o.keys(key), o.a.head_dim, scores);
@@ -98,14 +110,14 @@ static inline void score_block(const Operands<typename Path::Element>& o, Block<
   }
 }
 template <class Path, int Q>
-static inline void add_values(const Operands<typename Path::Element>& o, const Block<typename Path::Element>& b,
-                              const AttentionState& state, int first, Keys keys) {
+static inline void add_values(const VecInputs<Path>& o, const Block<typename Path::Weight>& b, const AttentionState& state,
+                              int first, Keys keys) {
   for (int d = 0; d < state.padded_dim; d += kLanes) {
     Vec out[Q];
     for (int i = 0; i < Q; ++i) out[i] = load(state.row(first + i) + d);
     for (int key = keys.begin; key < keys.end; key += kPageSize) {
-      const typename Path::Element* weights[Q];
-      for (int i = 0; i < Q; ++i) weights[i] = b.weights[first + i] + key - keys.begin;
+      const float* weights[Q];
+      for (int i = 0; i < Q; ++i) weights[i] = reinterpret_cast<const float*>(b.weights[first + i]) + key - keys.begin;
       Path::template accumulate<Q>(weights, o.values(key, d), out);
     }
     for (int i = 0; i < Q; ++i) store(state.row(first + i) + d, out[i]);
@@ -150,8 +162,8 @@ static inline void attend_blocks(const typename By::Inputs& o, Softmax<typename 
 
 template <class Path>
 struct ByVec {
-  using Element = typename Path::Element;
-  using Inputs = Operands<Element>;
+  using Element = typename Path::Weight;
+  using Inputs = VecInputs<Path>;
 
   static void prepare(int) {}
   static void release() {}

@@ -6,6 +6,8 @@
 //
 // so that tiles, single rows and the scalar reference agree bit for bit.
 #pragma once
+#include <cstring>
+
 #include "kernels.h"
 #include "kernels_rowwise.h"
 
@@ -43,9 +45,18 @@ struct F32Product {
   }
 };
 
+// `count` values.
+static inline void to_floats(const float* from, int count, float* to) { std::memcpy(to, from, sizeof(float) * count); }
+static inline void to_floats(const uint16_t* from, int count, float* to) {
+  for (int i = 0; i < count; ++i) {
+    const uint32_t bits = static_cast<uint32_t>(from[i]) << 16;
+    std::memcpy(to + i, &bits, sizeof bits);
+  }
+}
+
 struct Bf16Product {
   using Args = MatmulArgs;
-  static constexpr int kRows = kRowsBf16, kBlocks = kBlocksFloat;
+  static constexpr int kRows = kRowsBf16, kBlocks = kBlocksBf16;
 
   template <int R, int B>
   static inline void run(const MatmulArgs& a, int row, const int (&blocks)[B], Vec (&sum)[R][B]) {
@@ -60,17 +71,20 @@ struct Bf16Product {
       Vec even[R][B], odd[R][B];
       for (int r = 0; r < R; ++r)
         for (int b = 0; b < B; ++b) even[r][b] = odd[r][b] = zero();
-      for (int k = tile; k < tile + kBf16Tile; k += 2) {
-        Vec x_even[R], x_odd[R];
-        for (int r = 0; r < R; ++r) broadcast_pair(in[r] + k, x_even[r], x_odd[r]);
+      float x[R][kBf16Tile];  // as fp32, which a load broadcasts
+      for (int r = 0; r < R; ++r) to_floats(in[r] + tile, kBf16Tile, x[r]);
+      for (int k = 0; k < kBf16Tile; k += 2) {
+        Vec weight_even[B], weight_odd[B];
         for (int b = 0; b < B; ++b) {
-          const uint16_t* at = w[b] + static_cast<size_t>(k) * kLanes;
+          const uint16_t* at = w[b] + static_cast<size_t>(tile + k) * kLanes;
           if constexpr (R == 1) __builtin_prefetch(reinterpret_cast<const char*>(at) + kPrefetchBytes);
-          Vec weight_even, weight_odd;
-          load_pairs(at, weight_even, weight_odd);
-          for (int r = 0; r < R; ++r) {
-            even[r][b] = fma(x_even[r], weight_even, even[r][b]);
-            odd[r][b] = fma(x_odd[r], weight_odd, odd[r][b]);
+          load_pairs(at, weight_even[b], weight_odd[b]);
+        }
+        for (int r = 0; r < R; ++r) {
+          const Vec x_even = broadcast(x[r][k]), x_odd = broadcast(x[r][k + 1]);
+          for (int b = 0; b < B; ++b) {
+            even[r][b] = fma(x_even, weight_even[b], even[r][b]);
+            odd[r][b] = fma(x_odd, weight_odd[b], odd[r][b]);
           }
         }
       }

@@ -118,13 +118,9 @@ struct QuantProduct {
 };
 
 template <int kBits>
-static void matmul_quant_of(const QuantMatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
+static void matmul_quant_few(const QuantMatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
   const auto product = a.group % 32 == 0 ? matmul<QuantProduct<kBits, 32>> : matmul<QuantProduct<kBits, 16>>;
   product(a, row_begin, row_end, block_begin, block_end);
-}
-
-static void matmul_quant(const QuantMatmulArgs& a, int row_begin, int row_end, int block_begin, int block_end) {
-  (a.bits == 8 ? matmul_quant_of<8> : matmul_quant_of<4>)(a, row_begin, row_end, block_begin, block_end);
 }
 
 // The butterflies of the Hadamard transform: (a, b) -> (a + b, a - b) for values `half` apart.

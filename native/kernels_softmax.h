@@ -92,6 +92,13 @@ static inline void store_weights(float* to, Vec first, Vec second) {
   store(to, first);
   store(to + kLanes, second);
 }
+struct Bf16AsFloat {
+  float value;
+};
+static inline void store_weights(Bf16AsFloat* to, Vec first, Vec second) {
+  store(&to->value, round_to_bf16(first));
+  store(&to->value + kLanes, round_to_bf16(second));
+}
 static inline void store_weights(uint16_t* to, Vec first, Vec second) { store_rounded(to, first, second); }
 
 // Of one query's scores.

@@ -4,6 +4,7 @@
 #include "kernels_attention_int8.h"
 #include "kernels_matmul.h"
 #include "kernels_quant.h"
+#include "kernels_quant_rows.h"
 #include "kernels_rope.h"
 #include "kernels_rowwise.h"
 #include "kernels_sampling.h"

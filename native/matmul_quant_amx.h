@@ -6,7 +6,7 @@
 #pragma once
 #include <immintrin.h>
 
-#include "kernels_quant.h"
+#include "kernels_quant_rows.h"
 #include "product_amx.h"
 #include "tiles_amx.h"
 

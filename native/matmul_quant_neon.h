@@ -2,7 +2,7 @@
 // with 8 x 2 signed bytes, twice as many in an instruction. The sums of a group are exact, and what is rounded after
 // them is kernels_quant.h's, so the bits are those of the other ISA paths. A single row goes by kernels_quant.h.
 #pragma once
-#include "kernels_quant.h"
+#include "kernels_quant_rows.h"
 
 namespace ridgeline::RIDGELINE_ISA {
 

@@ -84,15 +84,6 @@ static inline void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
   odd = {_mm256_castsi256_ps(_mm256_and_si256(lo, high_half)), _mm256_castsi256_ps(_mm256_and_si256(hi, high_half))};
 }
 
-static inline void broadcast_pair(const uint16_t* p, Vec& even, Vec& odd) {
-  uint32_t pair;
-  std::memcpy(&pair, p, 4);
-  const __m256 e = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(pair << 16)));
-  const __m256 o = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(pair & 0xFFFF0000u)));
-  even = {e, e};
-  odd = {o, o};
-}
-
 static inline Vec round_to_bf16(Vec x) {
   const auto half = [](__m256 v) {
     const __m256i bits = _mm256_castps_si256(v);
@@ -193,24 +184,69 @@ static inline void split_nibbles(Codes pairs, Codes& low, Codes& high_16) {
 }
 
 constexpr bool kSignedDot = false;
+static inline __m256i four_bytes(const void* x) {
+  int32_t bytes;
+  std::memcpy(&bytes, x, 4);
+  return _mm256_set1_epi32(bytes);
+}
+#ifdef __AVXVNNI__
+struct Quad {
+  __m256i v;
+};
+static inline Quad load_quad(const int8_t* x) { return {four_bytes(x)}; }
+static inline Ints dot(Codes w, Quad x, Ints sum) {
+  return {_mm256_dpbusd_avx_epi32(sum.lo, w.lo, x.v), _mm256_dpbusd_avx_epi32(sum.hi, w.hi, x.v)};
+}
+#else
+// A sum that has to be there before the next term is added: gcc would add up the terms of many steps in an order of its
+// own, and keep them all in memory until then.
+static inline __m256i in_turn(__m256i sum) {
+  asm("" : "+x"(sum));
+  return sum;
+}
+
 // vpmaddubsw would saturate: the even and the odd values are multiplied as 16-bit numbers instead
 struct Quad {
   __m256i even, odd;
 };
 static inline Quad load_quad(const int8_t* x) {
-  int32_t four_bytes;
-  std::memcpy(&four_bytes, x, 4);
-  const __m256i bytes = _mm256_set1_epi32(four_bytes);
+  const __m256i bytes = four_bytes(x);
   return {_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)};
 }
 static inline Ints dot(Codes w, Quad x, Ints sum) {
   const auto half = [&](__m256i codes, __m256i before) {
     const __m256i even = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(255)), x.even);
     const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), x.odd);
-    return _mm256_add_epi32(before, _mm256_add_epi32(even, odd));
+    return in_turn(_mm256_add_epi32(before, _mm256_add_epi32(even, odd)));
   };
   return {half(w.lo, sum.lo), half(w.hi, sum.hi)};
 }
+
+#define RIDGELINE_WIDENS  // see kernels_quant_rows.h
+static inline void widen_quads(const int8_t* x, int16_t* to) {  // of each four 0 2 1 3
+  const __m128i order = _mm_set_epi8(15, 13, 14, 12, 11, 9, 10, 8, 7, 5, 6, 4, 3, 1, 2, 0);
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_cvtepi8_epi16(_mm_shuffle_epi8(bytes, order)));
+}
+static inline Quad load_wide_quad(const int16_t* x) { return {four_bytes(x), four_bytes(x + 2)}; }
+struct Bytes {
+  __m256i v;
+};
+struct SmallSums {
+  __m256i lo, hi;
+};
+static inline Bytes load_bytes(const int8_t* x) { return {four_bytes(x)}; }
+static inline SmallSums small_sums(Ints) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+static inline SmallSums dot_small(Codes w, Bytes x, SmallSums sum) {
+  return {in_turn(_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, x.v))),
+          in_turn(_mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, x.v)))};
+}
+static inline Ints widened(SmallSums small, Ints sum) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(small.lo, ones)),
+          _mm256_add_epi32(sum.hi, _mm256_madd_epi16(small.hi, ones))};
+}
+#endif
 
 static inline Ints lowest_bytes(Codes x) {
   const auto half = [](__m256i v) { return _mm256_srai_epi32(_mm256_slli_epi32(v, 24), 24); };
@@ -250,6 +286,12 @@ static inline Ints multiply_add(Ints a, Ints b, Ints sum) {
 }
 
 // Sixteen registers hold half as many pairs of registers.
-constexpr int kRowsF32 = 2, kRowsBf16 = 1, kBlocksFloat = 2, kRowsQuant = 2, kBlocksQuant = 1, kQueries = 4;
+constexpr int kRowsF32 = 2, kBlocksFloat = 2, kRowsBf16 = 3, kBlocksBf16 = 1, kRowsQuant = 2, kBlocksQuant = 1;
+#ifdef RIDGELINE_WIDENS
+constexpr int kGroupRows = 4, kWholeRows = 4;
+#else
+constexpr int kGroupRows = 0, kWholeRows = 6;  // beside the totals of groups, registers have no room for more sums
+#endif
+constexpr int kGroupBlocks = 1, kWholeBlocks = 1, kQueries = 3;
 
 }  // namespace ridgeline::RIDGELINE_ISA

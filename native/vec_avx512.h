@@ -46,13 +46,6 @@ static inline void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
   odd = {_mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))))};
 }
 
-static inline void broadcast_pair(const uint16_t* p, Vec& even, Vec& odd) {
-  uint32_t pair;
-  std::memcpy(&pair, p, 4);
-  even = {_mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(pair << 16)))};
-  odd = {_mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(pair & 0xFFFF0000u)))};
-}
-
 static inline Vec round_to_bf16(Vec x) {
   const __m512i bits = _mm512_castps_si512(x.v);
   const __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -200,6 +193,13 @@ struct Quad {
 static inline Quad load_quad(const int8_t* x) { return {four_bytes(x)}; }
 static inline Ints dot(Codes w, Quad x, Ints sum) { return {_mm512_dpbusd_epi32(sum.v, w.v, x.v)}; }
 #else
+// A sum that has to be there before the next term is added: gcc would add up the terms of many steps in an order of its
+// own, and keep them all in memory until then.
+static inline __m512i in_turn(__m512i sum) {
+  asm("" : "+v"(sum));
+  return sum;
+}
+
 // vpmaddubsw would saturate: the even and the odd values are multiplied as 16-bit numbers instead
 struct Quad {
   __m512i even, odd;
@@ -211,7 +211,32 @@ static inline Quad load_quad(const int8_t* x) {
 static inline Ints dot(Codes w, Quad x, Ints sum) {
   const __m512i even = _mm512_madd_epi16(_mm512_and_si512(w.v, _mm512_set1_epi16(255)), x.even);
   const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(w.v, 8), x.odd);
-  return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
+  return {in_turn(_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd)))};
+}
+
+#define RIDGELINE_WIDENS  // see kernels_quant_rows.h
+static inline void widen_quads(const int8_t* x, int16_t* to) {  // of each four 0 2 1 3
+  const __m128i order = _mm_set_epi8(15, 13, 14, 12, 11, 9, 10, 8, 7, 5, 6, 4, 3, 1, 2, 0);
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                      _mm256_cvtepi8_epi16(_mm_shuffle_epi8(bytes, order)));
+}
+static inline Quad load_wide_quad(const int16_t* x) {
+  return {four_bytes(reinterpret_cast<const int8_t*>(x)), four_bytes(reinterpret_cast<const int8_t*>(x + 2))};
+}
+struct Bytes {
+  __m512i v;
+};
+struct SmallSums {
+  __m512i v;
+};
+static inline Bytes load_bytes(const int8_t* x) { return {four_bytes(x)}; }
+static inline SmallSums small_sums(Ints) { return {_mm512_setzero_si512()}; }
+static inline SmallSums dot_small(Codes w, Bytes x, SmallSums sum) {
+  return {in_turn(_mm512_add_epi16(sum.v, _mm512_maddubs_epi16(w.v, x.v)))};
+}
+static inline Ints widened(SmallSums small, Ints sum) {
+  return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(small.v, _mm512_set1_epi16(1)))};
 }
 #endif
 
@@ -247,6 +272,12 @@ static inline Ints multiply_add(Ints a, Ints b, Ints sum) {
 }
 
 // Register blocks: rows x blocks accumulators must fit in 32 registers beside the operands.
-constexpr int kRowsF32 = 6, kRowsBf16 = 3, kBlocksFloat = 4, kRowsQuant = 4, kBlocksQuant = 1, kQueries = 8;
+constexpr int kRowsF32 = 6, kBlocksFloat = 4, kRowsBf16 = 6, kBlocksBf16 = 2, kRowsQuant = 4, kBlocksQuant = 1;
+#ifdef RIDGELINE_WIDENS
+constexpr int kWholeBlocks = 2;
+#else
+constexpr int kWholeBlocks = 4;
+#endif
+constexpr int kGroupRows = 6, kGroupBlocks = 2, kWholeRows = 6, kQueries = 8;
 
 }  // namespace ridgeline::RIDGELINE_ISA

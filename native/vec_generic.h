@@ -104,12 +104,6 @@ static inline void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
   odd = each_lane([&](int i) { return float_of(static_cast<uint32_t>(p[2 * i + 1]) << 16); });
 }
 
-// One pair of bf16 in all lanes.
-static inline void broadcast_pair(const uint16_t* p, Vec& even, Vec& odd) {
-  even = broadcast(float_of(static_cast<uint32_t>(p[0]) << 16));
-  odd = broadcast(float_of(static_cast<uint32_t>(p[1]) << 16));
-}
-
 // To the nearest bf16 (ties to even), still as fp32; NaN becomes the quiet NaN.
 static inline Vec round_to_bf16(Vec x) {
   return each_lane([&](int i) {
@@ -261,6 +255,8 @@ static inline Ints multiply_add(Ints a, Ints b, Ints sum) {
   return sum;
 }
 
-constexpr int kRowsF32 = 2, kRowsBf16 = 1, kBlocksFloat = 2, kRowsQuant = 1, kBlocksQuant = 1, kQueries = 4;
+constexpr int kRowsF32 = 2, kRowsBf16 = 1, kBlocksFloat = 2, kBlocksBf16 = 2, kRowsQuant = 1, kBlocksQuant = 1;
+// Of kernels_quant_rows.h: rows by blocks of products in groups, and of whole rows.
+constexpr int kGroupRows = 0, kGroupBlocks = 1, kWholeRows = 0, kWholeBlocks = 1, kQueries = 4;
 
 }  // namespace ridgeline::RIDGELINE_ISA

@@ -99,13 +99,6 @@ static inline void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
   }
 }
 
-static inline void broadcast_pair(const uint16_t* p, Vec& even, Vec& odd) {
-  uint32_t pair;
-  std::memcpy(&pair, p, 4);
-  even = each_quarter([&](int) { return float_of(vdupq_n_u32(pair << 16)); });
-  odd = each_quarter([&](int) { return float_of(vdupq_n_u32(pair & 0xFFFF0000u)); });
-}
-
 static inline Vec round_to_bf16(Vec x) {
   return each_quarter([&](int i) {
     const uint32x4_t bits = bits_of(x.v[i]), lsb = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
@@ -298,6 +291,7 @@ static inline Ints multiply_add(Ints a, Ints b, Ints sum) {
 }
 
 // Register blocks: rows x blocks accumulators of four registers each must fit in 32 beside the operands.
-constexpr int kRowsF32 = 4, kRowsBf16 = 2, kBlocksFloat = 1, kRowsQuant = 2, kBlocksQuant = 1, kQueries = 2;
+constexpr int kRowsF32 = 4, kRowsBf16 = 2, kBlocksFloat = 1, kBlocksBf16 = 1, kRowsQuant = 2, kBlocksQuant = 1;
+constexpr int kGroupRows = 0, kGroupBlocks = 1, kWholeRows = 0, kWholeBlocks = 1, kQueries = 2;
 
 }  // namespace ridgeline::RIDGELINE_ISA

